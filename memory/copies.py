@@ -1,0 +1,133 @@
+"""The copies of one pass over a layer: read what the host lacks, evict, then copy; a failure loses nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..kernels.runtime import Event, Runtime
+from .arena import HostArena
+from .outcome import Outcome
+from .records import ExpertKey, RecordLayout
+from .slots import Fill, SlotTable
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Level(Protocol):
+        """What copies need of the store they serve."""
+
+        @property
+        def runtime(self) -> Runtime: ...
+        @property
+        def arena(self) -> HostArena: ...
+        def count(self, outcome: Outcome) -> None: ...
+
+
+__all__ = ["Copies", "LayerSlots", "Lease"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """An expert that is readable in its slot until the serving moves on."""
+
+    expert: int
+    slot: int
+
+
+@dataclass(slots=True)
+class LayerSlots:
+    """One layer's slots on the device: the table, the memory, its parts as tensors, and the last read of each slot."""
+
+    table: SlotTable
+    layout: RecordLayout
+    slots: torch.Tensor
+    parts: dict[str, torch.Tensor]
+    last_read: list[Event | None]
+
+    def slot(self, number: int) -> torch.Tensor:
+        """Return uint8 [record bytes], device."""
+        size = self.layout.num_bytes
+        return self.slots[number * size : (number + 1) * size]
+
+
+class Copies:
+    """Carries out the fills of one decision, in batches that the host arena can hold at once.
+
+    A record is in host memory before its victim is evicted, so a read that fails evicts nobody (contract 2.7).
+    """
+
+    def __init__(self, store: Level, number: int, layer: LayerSlots, fills: Sequence[Fill]) -> None:
+        self._store, self._number, self._layer = store, number, layer
+        self._queue = list(fills)
+        self._in_flight: list[tuple[Fill, Event]] = []
+        self._filled: list[Lease] = []
+        self._errors: list[BaseException] = []
+
+    def start(self) -> None:
+        """Start as many copies as host records can be held at once. Does not wait for copies, only for reads."""
+        if not self._queue:
+            return
+        limit = self._store.arena.max_held(self._number)
+        batch, self._queue = self._queue[:limit], self._queue[limit:]
+        outcome, errors = self._store.arena.require([ExpertKey(self._number, fill.expert) for fill in batch])
+        self._store.count(outcome + Outcome(fills_failed=len(errors)))
+        self._errors += errors.values()
+        for fill in batch:
+            if ExpertKey(self._number, fill.expert) not in errors:
+                self._start_one(fill)
+
+    def finish(self) -> tuple[Lease, ...]:
+        """Await every copy, starting those that are left; return the experts filled. Idempotent; raises no error."""
+        while self._in_flight or self._queue:
+            if self._in_flight:
+                self._await_started()
+            else:
+                self.start()
+        return tuple(self._filled)
+
+    def raise_first(self) -> None:
+        """Raise the first error of this pass, if any."""
+        if self._errors:
+            raise self._errors[0]
+
+    def _start_one(self, fill: Fill) -> None:
+        key = ExpertKey(self._number, fill.expert)
+        self._layer.table.begin_fill(fill)
+        self._store.count(Outcome(evictions=int(fill.victim is not None)))
+        try:
+            slot, last_read = self._layer.slot(fill.slot), self._layer.last_read[fill.slot]
+            event = self._store.runtime.copy(slot, self._store.arena.record(key), after=last_read)
+        except Exception as exc:  # delivered by raise_first; the next copy into the slot awaits its last read
+            self._fail(fill, exc)
+            self._store.arena.release([key])
+            return
+        self._layer.last_read[fill.slot] = None
+        self._in_flight.append((fill, event))
+
+    def _await_started(self) -> None:
+        started = time.perf_counter_ns()
+        fills = copy_ns = 0
+        for fill, event in self._in_flight:
+            try:
+                event.wait()
+            except Exception as exc:  # delivered by raise_first, after the others were awaited
+                self._fail(fill, exc)
+                continue
+            self._layer.table.end_fill(fill.expert)
+            self._filled.append(Lease(fill.expert, fill.slot))
+            fills, copy_ns = fills + 1, copy_ns + event.copy_ns
+        self._store.arena.release(ExpertKey(self._number, fill.expert) for fill, _ in self._in_flight)
+        self._in_flight = []
+        stall_ns = time.perf_counter_ns() - started
+        num_bytes = fills * self._layer.layout.num_bytes
+        self._store.count(Outcome(fills=fills, bytes=num_bytes, stall_ns=stall_ns, copy_ns=copy_ns))
+
+    def _fail(self, fill: Fill, error: BaseException) -> None:
+        self._errors.append(error)
+        self._layer.table.fail_fill(fill.expert)
+        self._store.count(Outcome(fills_failed=1))

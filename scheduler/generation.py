@@ -1,0 +1,148 @@
+"""One request from prompt to last token: prefill on a fixed grid, then decode rows, with drafts if they are on.
+
+Greedy. Each method that ends in `_step` is the body of one step and runs on the step thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, TypeVar
+
+from ..steps.clock import Step, StepKind
+from .requests import FinishReason, Request, Token
+from .step_runner import StepRunner
+
+if TYPE_CHECKING:  # they import torch, which the loop does not wait for
+    import torch
+
+    from ..steps.model.forwards import Forwards, PagedResult
+    from .loading import Loaded
+
+__all__ = ["Generation"]
+
+T = TypeVar("T")
+
+
+class Generation:
+    """The state of one request while it runs.
+
+    Args:
+        request: What was asked.
+        loaded: The engine's model and pools.
+        steps: Runs forwards.
+        prefill_chunk: Tokens; prompts are cut at multiples of it.
+        num_drafts: Drafts per iteration at most.
+
+    Raises:
+        KVFullError: When the pool has too few free pages.
+    """
+
+    def __init__(
+        self, request: Request, loaded: Loaded, steps: StepRunner, *, prefill_chunk: int, num_drafts: int
+    ) -> None:
+        self._request, self._loaded, self._steps = request, loaded, steps
+        self._forwards: Forwards = loaded.forwards
+        self._prefill_chunk, self._num_drafts = prefill_chunk, num_drafts
+        self._limit = min(request.max_tokens, loaded.max_model_len - len(request.prompt_ids))
+        self._text = None if not loaded.text.is_available else loaded.text.stream()
+        self._num_tokens = 0
+        self._sequence = self._forwards.new_sequence()
+        self._draft_sequence = self._forwards.new_sequence()
+        total = len(request.prompt_ids) + self._limit + num_drafts
+        loaded.pool.reserve(self._sequence.table, total)
+        if num_drafts and loaded.draft_pool is not None:
+            loaded.draft_pool.reserve(self._draft_sequence.table, total)
+
+    async def run(self) -> None:
+        """Generate until an end token, the limit, or the request's cancellation."""
+        accepted, hidden, start = await self._prefill()
+        while (next_id := self._emit(accepted)) is not None and not self._request.is_cancelled:
+            prompt_rest = self._request.prompt_ids[start + 1 :] if start is not None else []
+            drafts = await self._draft([*prompt_rest, *accepted], hidden)
+            if self._request.is_cancelled:
+                return
+            token_ids, start = [next_id, *drafts], None
+            accepted, hidden = await self._run("paged", self._verify_step, token_ids)
+
+    def release(self) -> None:
+        """Return every page. Idempotent."""
+        self._loaded.pool.release(self._sequence.table)
+        if self._loaded.draft_pool is not None:
+            self._loaded.draft_pool.release(self._draft_sequence.table)
+
+    async def _prefill(self) -> tuple[list[int], torch.Tensor, int | None]:
+        """Compute the prompt; return the first token, the last chunk's hidden states and where that chunk starts."""
+        prompt, size = self._request.prompt_ids, self._prefill_chunk
+        for start in range(0, len(prompt), size):
+            chunk = prompt[start : start + size]
+            first, hidden = await self._run("paged", self._prefill_step, chunk)
+            if start + size >= len(prompt) or self._request.is_cancelled:
+                break
+            if self._num_drafts:
+                # The head takes the token after each position: the chunk's last one needs the next chunk's first.
+                next_ids = prompt[start + 1 : start + size + 1]
+                await self._run("draft", self._draft_step, next_ids, hidden, 0)
+        return [first], hidden, start
+
+    async def _draft(self, next_ids: Seq[int], hidden: torch.Tensor) -> list[int]:
+        """Draft up to k tokens: one forward for the positions the body computed since, then one per further draft."""
+        num_drafts = min(self._num_drafts, self._limit - self._num_tokens - 1)
+        if num_drafts < 1:
+            return []
+        kept = self._draft_sequence.num_tokens + len(next_ids)
+        ids, states = list(next_ids), hidden
+        drafts: list[int] = []
+        for _ in range(num_drafts):
+            draft, states = await self._run("draft", self._draft_step, ids, states, 1)
+            drafts.append(draft)
+            ids = [draft]
+        # Further drafts stood on the head's own hidden state: their positions are computed again from the body's.
+        self._draft_sequence.num_tokens = kept
+        return drafts
+
+    def _prefill_step(self, step: Step, chunk: list[int]) -> tuple[int, torch.Tensor]:
+        result = self._forwards.prefill(self._sequence, chunk)
+        step.count_tokens(prefill=len(chunk))
+        return _greedy(result)[-1], result.hidden
+
+    def _verify_step(self, step: Step, token_ids: list[int]) -> tuple[list[int], torch.Tensor]:
+        """Compute the next token and the drafts after it; keep the rows whose input was right."""
+        result, rows = self._forwards.decode([(self._sequence, token_ids)])
+        chosen = _greedy(result)
+        num_right = 0
+        while num_right < len(token_ids) - 1 and chosen[num_right] == token_ids[num_right + 1]:
+            num_right += 1
+        rows.keep(self._sequence, num_right + 1)
+        step.count_tokens(decode=len(token_ids), accepted=num_right)
+        return chosen[: num_right + 1], result.hidden[: num_right + 1]
+
+    def _draft_step(self, step: Step, ids: Seq[int], hidden: torch.Tensor, count: int) -> tuple[int, torch.Tensor]:
+        result = self._forwards.draft(self._draft_sequence, ids, hidden)
+        step.count_tokens(drafted=count)
+        return _greedy(result)[-1], result.hidden[-1:]
+
+    def _emit(self, token_ids: Seq[int]) -> int | None:
+        """Hand tokens to the caller; return the last one, or None when the generation is over."""
+        for token_id in token_ids:
+            self._num_tokens += 1
+            reason: FinishReason | None = None
+            if token_id in self._loaded.end_ids:
+                reason = "stop"
+            elif self._num_tokens >= self._limit:
+                reason = "length"
+            text = (
+                "" if self._text is None or reason == "stop" else self._text.push(token_id, is_last=reason is not None)
+            )
+            self._request.channel.put(Token(token_id, text, self._num_tokens - 1, reason))
+            if reason is not None:
+                return None
+        return token_ids[-1]
+
+    async def _run(self, kind: StepKind, body: Callable[..., T], *arguments: object) -> T:
+        return await self._steps.run(kind, self._request.context, lambda step: body(step, *arguments))
+
+
+def _greedy(result: PagedResult) -> list[int]:
+    chosen: list[int] = result.logits.argmax(dim=-1).tolist()
+    return chosen

@@ -1,0 +1,211 @@
+"""From a path and settings to everything an engine holds. Blocking; runs on the engine's step thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..kernels.cpu import CpuRuntime
+from ..kernels.linear import linear, prefers_onednn, probe_row_multiple
+from ..kernels.runtime import Runtime
+from ..memory.arena import HostArena
+from ..memory.arena_space import ArenaSpace
+from ..memory.budget import LayerNeed, plan_places, plan_slots
+from ..memory.checkpoint import Checkpoint
+from ..memory.host_limits import available_host_bytes
+from ..memory.kv_pages import PagePool
+from ..memory.reader import FileReader
+from ..memory.store import ExpertStore
+from ..steps.model.build import BuiltModel, build_model
+from ..steps.model.experts import RoutingHook
+from ..steps.model.forwards import Forwards
+from ..steps.model.mtp import MtpHead
+from ..steps.model.text import TextCodec
+from .settings import Settings
+
+__all__ = ["LoadCancelledError", "Loaded", "NotDeterministicError", "load"]
+
+PAGE_SIZE = 16
+"""Tokens per KV page."""
+
+LONGEST_AUTO = 32_768
+"""Tokens: what `max_model_len=auto` allows at most, whatever the model could do."""
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class LoadCancelledError(Exception):
+    """Raised inside `load` when the opening of the engine was cancelled."""
+
+
+class NotDeterministicError(ValueError):
+    """Raised when `deterministic` is asked for and this machine's products cannot give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What an open engine holds. Closing order is that of `close`.
+
+    Attributes:
+        num_slots: MoE layer → slots.
+        row_multiple: Decode rows are padded to multiples of this; 1 where rows depend on their companions anyway.
+        is_row_exact: Whether rows do not depend on their companions.
+        max_model_len: Tokens of one request, prompt and generated together.
+        end_ids: Token ids that end a generation.
+    """
+
+    checkpoint: Checkpoint
+    reader: FileReader
+    runtime: Runtime
+    arena: HostArena
+    store: ExpertStore
+    forwards: Forwards
+    built: BuiltModel
+    pool: PagePool
+    draft_pool: PagePool | None
+    text: TextCodec
+    num_slots: dict[int, int]
+    row_multiple: int
+    is_row_exact: bool
+    max_model_len: int
+    end_ids: frozenset[int]
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return int(self.built.model.config.get_text_config().vocab_size)
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the checkpoint has an MTP head to speculate with, loaded or not."""
+        return MtpHead.is_in(self.checkpoint)
+
+    def close(self) -> None:
+        """Stop readers, copies and files; every part is tried, the first error is raised after all."""
+        with ExitStack() as stack:
+            stack.callback(self.reader.close)
+            stack.callback(self.runtime.close)
+            stack.callback(self.arena.close)
+
+
+def load(
+    path: str | os.PathLike[str],
+    settings: Settings,
+    *,
+    check_cancelled: Callable[[], None],
+    on_progress: Callable[[int, int], None] | None,
+    on_routing: RoutingHook | None,
+) -> Loaded:
+    """Open a checkpoint and build everything that runs it. What was started is stopped again when this raises.
+
+    Args:
+        path: The checkpoint's folder.
+        settings: Resolved.
+        check_cancelled: Raises when the opening was cancelled; called between the slow parts.
+        on_progress: Called from reader threads with (bytes read, bytes to read) of the expert records.
+        on_routing: See `StreamedExperts`.
+
+    Raises:
+        CheckpointError: When the checkpoint cannot be used.
+        InsufficientSlotsError, InsufficientHostMemoryError: When a budget does not work.
+        NotDeterministicError: When `deterministic` cannot be had.
+        MemoryError: When an allocation is refused.
+    """
+    checkpoint = Checkpoint.open(path)
+    with ExitStack() as undo:
+        reader = FileReader()
+        undo.callback(reader.close)
+        device = torch.device("cpu")
+        dtype = torch.float32 if settings.dtype == "auto" else _DTYPES[settings.dtype]
+        built = build_model(checkpoint, reader, dtype=dtype, device=device, with_mtp=settings.speculate > 0)
+        check_cancelled()
+        _use_fast_products(built)
+        multiple = probe_row_multiple(_product_shapes(built), built.dtype)
+        if multiple is None and settings.deterministic:
+            raise NotDeterministicError("deterministic: on this CPU rows of a product depend on the rows beside them")
+        check_cancelled()
+        runtime = CpuRuntime(throttle_bytes_per_s=float(os.environ.get("EXPERTSTREAM_TEST_THROTTLE_COPY") or 0))
+        undo.callback(runtime.close)
+        arena, store, num_slots = _place_experts(built, settings, runtime, reader, on_progress)
+        undo.callback(arena.close)
+        max_model_len = _max_model_len(built.model.config, settings)
+        num_pages = -(-(max_model_len + settings.speculate + 1) // PAGE_SIZE)
+        pool = PagePool(num_pages, PAGE_SIZE)
+        draft_pool = PagePool(num_pages, PAGE_SIZE) if built.mtp is not None else None
+        forwards = Forwards(built, store, pool, draft_pool, multiple or 1, on_routing)
+        text = TextCodec(checkpoint)
+        arena.start()
+        undo.pop_all()
+    return Loaded(
+        checkpoint, reader, runtime, arena, store, forwards, built, pool, draft_pool, text, num_slots,
+        multiple or 1, multiple is not None, max_model_len, _end_ids(checkpoint),
+    )  # fmt: skip
+
+
+def _place_experts(
+    built: BuiltModel,
+    settings: Settings,
+    runtime: Runtime,
+    reader: FileReader,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[HostArena, ExpertStore, dict[int, int]]:
+    needs = [LayerNeed(x.number, x.num_experts, x.top_k, x.layout.num_bytes) for x in built.layers]
+    layouts = {x.number: x.layout for x in built.layers}
+    available = available_host_bytes()
+    places = plan_places(settings.host_memory.kind, settings.host_memory.amount, needs, available_bytes=available)
+    arena_bytes = sum(size * count for size, count in places.items())
+    left = None if available is None else available - arena_bytes
+    taken = {"expert records": arena_bytes}  # on the CPU slots and records share the same memory
+    num_slots = plan_slots(settings.slots.kind, settings.slots.amount, needs, available_bytes=left, taken=taken)
+    space = ArenaSpace(runtime.allocate_host(arena_bytes), places)
+    arena = HostArena(
+        space, layouts, built.sources, reader, num_threads=settings.reader_threads, on_progress=on_progress
+    )
+    experts = {x.number: x.num_experts for x in built.layers}
+    return arena, ExpertStore(runtime, arena, layouts, experts, num_slots, policy=settings.policy), num_slots
+
+
+def _use_fast_products(built: BuiltModel) -> None:
+    """Send the dense part's large products the way the experts' go; small ones stay with torch's default."""
+    for root in (built.model, built.mtp):
+        for module in root.modules() if root is not None else ():
+            if type(module) is torch.nn.Linear and not module.weight.is_meta and prefers_onednn(module.weight):
+                module.forward = _fast_forward(module)  # type: ignore[method-assign,assignment]
+
+
+def _fast_forward(module: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda input: linear(input, module.weight, module.bias)
+
+
+def _product_shapes(built: BuiltModel) -> set[tuple[int, int]]:
+    """Collect (out, in) of every product whose rows must not depend on their companions."""
+    shapes: set[tuple[int, int]] = set()
+    for root in (built.model, built.mtp):
+        for module in root.modules() if root is not None else ():
+            if not isinstance(module, torch.nn.Embedding):
+                shapes |= {(p.shape[0], p.shape[1]) for p in module.parameters(recurse=False) if p.ndim == 2}
+    for layer in built.layers:
+        for part in layer.layout.parts:
+            if len(part.shape) == 2:
+                shapes.add(
+                    (part.shape[1], part.shape[0]) if layer.shape.is_transposed else (part.shape[0], part.shape[1])
+                )
+    return shapes
+
+
+def _max_model_len(config: Any, settings: Settings) -> int:
+    limit = int(getattr(config.get_text_config(), "max_position_embeddings", LONGEST_AUTO))
+    return min(limit, LONGEST_AUTO) if settings.max_model_len == "auto" else settings.max_model_len
+
+
+def _end_ids(checkpoint: Checkpoint) -> frozenset[int]:
+    for source in (checkpoint.generation_config, checkpoint.config):
+        value = source.get("eos_token_id")
+        if value is not None:
+            return frozenset(int(v) for v in value) if isinstance(value, list) else frozenset([int(str(value))])
+    return frozenset()

@@ -1,0 +1,202 @@
+"""Proves on this machine that streaming changes nothing: streamed against resident, and against plain transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+import anyio
+
+from .engine import Engine, open
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Check", "VerifyReport", "verify"]
+
+PROMPT = 'def read_file(path, encoding="utf-8"):\n    """Read a file and return its text.\n\n    The quick brown fox '
+NUM_RANDOM_IDS = 48
+"""Prompt tokens where there is no tokenizer: pseudo-random ids, the same on every machine."""
+
+NUM_NEW_TOKENS = 32
+
+FLOAT32_BOUND = 1e-5
+"""Largest difference of logits over the largest logit, float32."""
+
+HALF_BOUND = 5e-2
+"""The same for bfloat16 and float16, whose results are reported as well: one rounding of the last layers is 4e-3."""
+
+HALF_AGREEMENT = 0.9
+"""Least share of positions with the same most likely token, bfloat16 and float16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison.
+
+    Attributes:
+        name: What was compared.
+        passed: Whether it held.
+        figures: Numbers, by name.
+    """
+
+    name: str
+    passed: bool
+    figures: Mapping[str, float | int | str]
+
+    def __str__(self) -> str:
+        listed = ", ".join(
+            f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in self.figures.items()
+        )
+        return f"{'ok  ' if self.passed else 'FAIL'} {self.name}: {listed}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """All comparisons, in order; `passed` when every one of them held."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every comparison held."""
+        return all(check.passed for check in self.checks)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as plain values."""
+        return {"passed": self.passed, "checks": [asdict(check) for check in self.checks]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one engine gave."""
+
+    prompt_ids: list[int]
+    logits: torch.Tensor
+    tokens: list[int]
+    is_row_exact: bool
+    can_speculate: bool
+    num_layers: int
+
+
+async def verify(
+    path: str | os.PathLike[str],
+    *,
+    per_layer: bool,
+    settings: Mapping[str, object],
+    report: Callable[[str], None],
+    log_stream: TextIO | None = None,
+) -> VerifyReport:
+    """Compare streamed, resident and plain runs of a checkpoint. The whole model must fit the host once more.
+
+    Args:
+        path: The checkpoint's folder; tokenizer files are not needed.
+        per_layer: Also compare every decoder layer on the plain model's own hidden states.
+        settings: As for `open`; `slots` is what is put to the test. `dtype` auto is float32 here.
+        report: Called with one line per comparison as it is made.
+        log_stream: As for `open`.
+
+    Returns:
+        The comparisons. Bit equality is asked of streamed against resident in every dtype; of speculation against plain
+        decoding where rows do not depend on their companions (float32 on the CPU, or `deterministic`); against plain
+        transformers `FLOAT32_BOUND` in float32, `HALF_BOUND` and `HALF_AGREEMENT` in bfloat16 and float16.
+
+    Raises:
+        What `open` raises.
+    """
+    chosen: dict[str, Any] = {**settings, "dtype": settings.get("dtype") or "float32"}
+    checks: list[Check] = []
+
+    def add(check: Check) -> None:
+        checks.append(check)
+        report(str(check))
+
+    plain = {**chosen, "speculate": 0}
+    streamed = await _run(path, plain, log_stream)
+    resident = await _run(path, {**plain, "slots": "100%"}, log_stream)
+    add(_equal_logits("streamed against resident, logits", streamed.logits, resident.logits))
+    add(_equal_tokens("streamed against resident, greedy tokens", streamed.tokens, resident.tokens))
+    if streamed.can_speculate:
+        drafts = int(str(chosen.get("speculate") or 0)) or 1
+        speculated = await _run(path, {**chosen, "speculate": drafts}, log_stream)
+        check = _equal_tokens(
+            f"{drafts} drafts against plain decoding, greedy tokens", speculated.tokens, streamed.tokens
+        )
+        add(check if streamed.is_row_exact else Check(check.name + " (no promise here)", True, check.figures))
+    await _against_transformers(path, chosen, streamed, per_layer, add, log_stream)
+    return VerifyReport(tuple(checks))
+
+
+async def _run(path: str | os.PathLike[str], settings: Mapping[str, Any], log_stream: TextIO | None) -> _Run:
+    async with open(path, log_stream=log_stream, **settings) as engine:
+        prompt = await _prompt_ids(engine)
+        logits = await engine.logits(prompt)
+        tokens = [token.id async for token in engine.generate(prompt, max_tokens=NUM_NEW_TOKENS)]
+        facts = engine.facts
+        return _Run(
+            prompt,
+            logits,
+            tokens,
+            bool(facts["row_exact"]),
+            bool(facts["mtp_available"]),
+            int(str(facts["decoder_layers"])),
+        )
+
+
+async def _prompt_ids(engine: Engine) -> list[int]:
+    if engine.facts["tokenizer"]:
+        return await engine.tokenize(PROMPT)
+    vocabulary = int(str(engine.facts["vocabulary"]))
+    state, ids = 1, []
+    for _ in range(NUM_RANDOM_IDS):
+        state = (state * 1103515245 + 12345) % (1 << 31)  # the C standard's example generator: no library may change it
+        ids.append(state % vocabulary)
+    return ids
+
+
+async def _against_transformers(
+    path: str | os.PathLike[str],
+    settings: Mapping[str, Any],
+    run: _Run,
+    per_layer: bool,
+    add: Callable[[Check], None],
+    log_stream: TextIO | None,
+) -> None:
+    from ..steps.model.reference import run_reference
+
+    reference = await anyio.to_thread.run_sync(run_reference, path, run.prompt_ids, run.logits.dtype)
+    add(_close("streamed against transformers, logits", run.logits, reference.logits, is_final=True))
+    if not per_layer:
+        return
+    async with open(path, log_stream=log_stream, **{**settings, "speculate": 0}) as engine:
+        for number in range(run.num_layers):
+            out = await engine.replay_layer(number, reference.layer_inputs[number])
+            add(_close(f"layer {number} against transformers", out, reference.layer_outputs[number], is_final=False))
+
+
+def _equal_logits(name: str, a: torch.Tensor, b: torch.Tensor) -> Check:
+    differing = int((a != b).sum())
+    return Check(name, differing == 0 and a.shape == b.shape, {"elements": a.numel(), "differing": differing})
+
+
+def _equal_tokens(name: str, a: list[int], b: list[int]) -> Check:
+    same = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    return Check(name, a == b, {"tokens": len(b), "equal": same})
+
+
+def _close(name: str, a: torch.Tensor, b: torch.Tensor, *, is_final: bool) -> Check:
+    import torch
+
+    difference = float((a.double() - b.double()).abs().max() / b.double().abs().max())
+    figures: dict[str, float | int | str] = {"relative difference": difference}
+    if a.dtype == torch.float32:
+        return Check(name, difference <= FLOAT32_BOUND, {**figures, "bound": FLOAT32_BOUND})
+    passed = difference <= HALF_BOUND
+    if is_final:
+        agreement = float((a.argmax(-1) == b.argmax(-1)).double().mean())
+        figures["argmax agreement"] = agreement
+        passed &= agreement >= HALF_AGREEMENT
+    return Check(name, passed, {**figures, "bound": HALF_BOUND})
