@@ -20,6 +20,7 @@ class _Done:
     """An event of the compute stream: computing is synchronous here, so whatever was enqueued has finished."""
 
     copy_ns: int = 0
+    stall_ns: int = 0
 
     def done(self) -> bool:
         return True
@@ -38,13 +39,16 @@ class _Copy:
     after: Event | None
     passed: threading.Event = field(default_factory=threading.Event)
     copy_ns: int = 0
+    stall_ns: int = 0
     error: BaseException | None = None
 
     def done(self) -> bool:
         return self.passed.is_set()
 
     def wait(self) -> None:
+        started = time.perf_counter_ns()
         self.passed.wait()
+        self.stall_ns += time.perf_counter_ns() - started
         if self.error is not None:
             where = f"{self.source.numel()} bytes to {self.destination.device}"
             raise CopyError(f"Cannot copy {where}: {self.error}") from self.error

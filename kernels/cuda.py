@@ -167,7 +167,7 @@ class CudaRuntime:
         return _ComputeEvent(self, event)
 
     def close(self) -> None:
-        """Wait for the copy stream, then unregister host memory. Idempotent; does nothing while the interpreter ends."""
+        """Wait for the copy stream, unregister host memory. Idempotent; does nothing while the interpreter ends."""
         if self._is_closed or sys.is_finalizing():
             return
         self._is_closed = True

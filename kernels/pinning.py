@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 30
 """Registering a GiB that was touched before takes about 0.04 s: that long a closing engine waits at most."""
 
 STALLED_S = 2.0
-"""Without progress for so long the filling has ended early or waits for something else: what is left is registered as it is."""
+"""Without progress for so long the filling has ended early or waits for something: the rest is registered as it is."""
 
 
 class Pinning:

@@ -26,14 +26,21 @@ class Event(Protocol):
     def copy_ns(self) -> int:
         """Nanoseconds the copy stream spent on the copy this event follows; 0 until done, 0 for a compute event."""
 
+    @property
+    def stall_ns(self) -> int:
+        """Nanoseconds for which `wait` held up computing; 0 until done, 0 for a compute event."""
+
     def done(self) -> bool:
         """Whether the stream has passed this point (also true when the copy failed). Never blocks."""
 
     def wait(self) -> None:
-        """Block this thread until the stream has passed this point.
+        """Let nothing that this thread computes from here on begin before the stream has passed this point.
+
+        Where computing is asynchronous the compute stream waits and this returns at once; else this thread waits. So
+        what the copy read from may only be let go when the event is `done`.
 
         Raises:
-            CopyError: When the copy this event follows failed.
+            CopyError: When the copy this event follows is known to have failed.
         """
 
 

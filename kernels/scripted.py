@@ -25,7 +25,7 @@ class ScriptedCopy:
         self._runtime, self._destination, self._source = runtime, destination, source
         self._is_done = False
         self.error: BaseException | None = None
-        self.copy_ns = 0
+        self.copy_ns = self.stall_ns = 0
 
     def done(self) -> bool:
         return self._is_done
@@ -42,6 +42,7 @@ class ScriptedCopy:
 
     def wait(self) -> None:
         if not self._is_done:
+            self.stall_ns = 1
             self._runtime.on_wait(self)
         if not self._is_done:
             raise MissingWaitError("The script left a copy unfinished that the code waits for: this would hang.")
@@ -51,6 +52,7 @@ class ScriptedCopy:
 
 class _ComputeEvent:
     copy_ns = 0
+    stall_ns = 0
 
     def __init__(self) -> None:
         self.is_awaited = False

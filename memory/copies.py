@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
         @property
         def arena(self) -> HostArena: ...
         def count(self, outcome: Outcome) -> None: ...
+        def keep_until_done(self, copies: Iterable[tuple[ExpertKey, Event]]) -> None: ...
+        def settle(self, max_pending: int | None = None) -> None: ...
 
 
 __all__ = ["Copies", "LayerSlots", "Lease"]
@@ -74,6 +75,7 @@ class Copies:
             return
         limit = self._store.arena.max_held(self._number)
         batch, self._queue = self._queue[:limit], self._queue[limit:]
+        self._store.settle(limit - len(batch))  # records that are still copied from take places too
         outcome, errors = self._store.arena.require([ExpertKey(self._number, fill.expert) for fill in batch])
         self._store.count(outcome + Outcome(fills_failed=len(errors)))
         self._errors += errors.values()
@@ -110,22 +112,25 @@ class Copies:
         self._in_flight.append((fill, event))
 
     def _await_started(self) -> None:
-        started = time.perf_counter_ns()
-        fills = copy_ns = 0
+        arrived: list[tuple[ExpertKey, Event]] = []
+        lost: list[tuple[ExpertKey, Event]] = []
         for fill, event in self._in_flight:
+            copy = ExpertKey(self._number, fill.expert), event
             try:
                 event.wait()
             except Exception as exc:  # delivered by raise_first, after the others were awaited
                 self._fail(fill, exc)
+                lost.append(copy)
                 continue
             self._layer.table.end_fill(fill.expert)
             self._filled.append(Lease(fill.expert, fill.slot))
-            fills, copy_ns = fills + 1, copy_ns + event.copy_ns
-        self._store.arena.release(ExpertKey(self._number, fill.expert) for fill, _ in self._in_flight)
+            arrived.append(copy)
         self._in_flight = []
-        stall_ns = time.perf_counter_ns() - started
-        num_bytes = fills * self._layer.layout.num_bytes
-        self._store.count(Outcome(fills=fills, bytes=num_bytes, stall_ns=stall_ns, copy_ns=copy_ns))
+        self._store.arena.release(key for key, _ in lost)
+        num_bytes = len(arrived) * self._layer.layout.num_bytes
+        self._store.count(Outcome(fills=len(arrived), bytes=num_bytes, stall_ns=sum(e.stall_ns for _, e in lost)))
+        # Computing waits for these copies; where it does so on the device they have not ended yet.
+        self._store.keep_until_done(arrived)
 
     def _fail(self, fill: Fill, error: BaseException) -> None:
         self._errors.append(error)

@@ -25,19 +25,21 @@ def available_host_bytes(root: Path = Path("/")) -> int | None:
 def _mem_available(root: Path) -> int | None:
     for line in _read(root / "proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) * 1024
+        amount = rest.removesuffix("kB").strip()
+        if name == "MemAvailable" and amount.isdigit():
+            return int(amount) * 1024
     return None
 
 
 def _cgroup_left(root: Path) -> Iterator[int]:
     """Yield what each cgroup above this process leaves; the tightest counts."""
     for line in _read(root / "proc/self/cgroup").splitlines():
-        number, _, path = line.split(":", 2)
+        number, _, path = line.partition("::")
         if number != "0":
             continue
-        folder = root / "sys/fs/cgroup" / path.lstrip("/")
-        for level in (folder, *folder.parents):
+        top = root / "sys/fs/cgroup"
+        folder = top / path.lstrip("/")
+        for level in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
             limit, used = _read(level / "memory.max").strip(), _read(level / "memory.current").strip()
             if limit.isdigit() and used.isdigit():
                 yield int(limit) - int(used) + _reclaimable(level)

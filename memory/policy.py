@@ -32,6 +32,10 @@ class Policy(Protocol):
         """Note that an expert is no longer resident. Its history may be kept."""
 
 
+_MAX_WALK = 256
+"""Steps: a wider gap between buckets is jumped over. Wider than the times of experts in use lie apart (see below)."""
+
+
 class LeastRecent:
     """Least recently used first."""
 
@@ -62,7 +66,8 @@ class RecencyFrequency:
     Each use counts 1 and halves every `half_life` paged steps. Comparing such sums needs no decay: the sum's logarithm,
     expressed as a time, changes only on a use (`t' = h·log2(2^(t/h) + 2^(now/h))`). Times are kept in whole-step
     buckets; a use raises a time to at least now and to less than now + `half_life`·log2(1 + 1/(2^(1/h) − 1)) + 1, so
-    finding the lowest bucket is bounded work however many slots there are.
+    finding the lowest bucket is bounded work however many slots there are. Only where nothing was used for long are all
+    buckets looked through, at most once per so many steps.
 
     Source: D. Lee et al., "LRFU: a spectrum of policies that subsumes the LRU and LFU policies", IEEE Trans. Computers
     50 (12), 2001; the bucketed virtual time is ours.
@@ -99,10 +104,11 @@ class RecencyFrequency:
 
     def victims(self) -> Iterator[int]:
         yield from self._cold
-        while self._bucket_of and self._lowest not in self._buckets:
-            self._lowest += 1
-        for bucket in range(self._lowest, self._highest + 1):
-            yield from self._buckets.get(bucket, ())
+        bucket = self._next_bucket(self._lowest)
+        self._lowest = self._lowest if bucket is None else bucket
+        while bucket is not None:
+            yield from self._buckets[bucket]
+            bucket = self._next_bucket(bucket + 1)
 
     def remove(self, expert: int) -> None:
         if expert in self._cold:
@@ -113,6 +119,14 @@ class RecencyFrequency:
         del members[expert]
         if not members:
             del self._buckets[bucket]
+
+    def _next_bucket(self, first: int) -> int | None:
+        if first > self._highest or not self._buckets:
+            return None
+        for bucket in range(first, first + _MAX_WALK):
+            if bucket in self._buckets:
+                return bucket
+        return min((bucket for bucket in self._buckets if bucket >= first), default=None)
 
     def __repr__(self) -> str:
         return f"<RecencyFrequency {len(self._bucket_of) + len(self._cold)} resident>"

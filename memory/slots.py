@@ -59,7 +59,8 @@ class SlotTable:
 
         Args:
             experts: Distinct.
-            max_evictions: Evict at most so many this time; what does not fit is `rest`. None is no limit.
+            max_evictions: Evict only while fills, those of free slots included, are at most so many; what does not fit
+                is `rest`. None is no limit.
         """
         hits, absent = [], []
         for expert in experts:
@@ -72,7 +73,7 @@ class SlotTable:
         wanted = {expert for expert, _ in hits}
         fills = [Fill(expert, slot, None) for expert, slot in zip(absent, reversed(self._free))]
         limit = len(absent) - len(fills)
-        limit = limit if max_evictions is None else min(limit, max_evictions)
+        limit = limit if max_evictions is None else max(0, min(limit, max_evictions - len(fills)))
         victims = (v for v in self.policy.victims() if v not in self._holds and v not in wanted)
         for expert, victim in zip(absent[len(fills) : len(fills) + limit], victims):
             fills.append(Fill(expert, self._slot_of[victim], victim))

@@ -5,20 +5,25 @@ This is where the decision of a `SlotTable` is carried out. It belongs to whoeve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from ..kernels.runtime import Runtime
+from ..kernels.runtime import Event, Runtime
 from .arena import HostArena
 from .copies import Copies, LayerSlots, Lease
 from .outcome import Outcome
 from .policy import make_policy
-from .records import RecordLayout
+from .records import ExpertKey, RecordLayout
 from .slots import Decision, SlotTable
 from .waves import Wave, order_waves
 
 __all__ = ["ExpertStore", "Lease", "Serving"]
+
+POLL_S = 0.0001
+"""How often a store whose host memory is full asks whether a copy has ended: a record takes longer than this."""
 
 
 class ExpertStore:
@@ -50,6 +55,7 @@ class ExpertStore:
         self.age = 0
         """Number of `paged` steps ended: the time by which policies age. Advanced by the step's owner."""
         self._outcome = Outcome()
+        self._pending: deque[tuple[ExpertKey, Event]] = deque()
         block = runtime.allocate_device(sum(num_slots[n] * layouts[n].num_bytes for n in layouts))
         self._layers: dict[int, LayerSlots] = {}
         start = 0
@@ -74,8 +80,36 @@ class ExpertStore:
         """Add to what happened since the step's owner last took it."""
         self._outcome = self._outcome + outcome
 
+    def keep_until_done(self, copies: Iterable[tuple[ExpertKey, Event]]) -> None:
+        """Keep the records held from which these copies read until they are done."""
+        self._pending.extend(copies)
+        self.settle()
+
+    def settle(self, max_pending: int | None = None) -> None:
+        """Let go of records whose copies are done, and count how long those took.
+
+        Args:
+            max_pending: Wait until at most so many copies are not done; None: do not wait.
+        """
+        released: list[ExpertKey] = []
+        copy_ns = stall_ns = 0
+        while self._pending:
+            key, event = self._pending[0]
+            if event.done():
+                self._pending.popleft()
+                released.append(key)
+                copy_ns, stall_ns = copy_ns + event.copy_ns, stall_ns + event.stall_ns
+            elif max_pending is None or len(self._pending) <= max_pending:
+                break
+            else:
+                time.sleep(POLL_S)
+        if released:
+            self.arena.release(released)
+            self.count(Outcome(copy_ns=copy_ns, stall_ns=stall_ns))
+
     def take_outcome(self) -> Outcome:
-        """Return what happened since the last call."""
+        """Return what happened since the last call; a copy's time is told once it is done."""
+        self.settle()
         outcome, self._outcome = self._outcome, Outcome()
         return outcome
 

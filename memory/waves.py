@@ -20,7 +20,7 @@ class Wave:
     Attributes:
         experts: Distinct, in order.
         is_cold: The experts do not count as used: residents keep their rank, newcomers go first.
-        max_evictions: Residents to evict per pass at most; None is no limit.
+        max_evictions: Residents to evict per pass at most, and none while so many slots are free; None is no limit.
     """
 
     experts: tuple[int, ...]

@@ -180,6 +180,18 @@ class Engine:
         """Return the totals of all steps ended so far; consistent at step boundaries. Also after closing."""
         return self._opened.counters.snapshot()
 
+    def configure(self, **settings: object) -> None:
+        """Change settings that do not latch: `stats_every` and `stats_min_s`, for the steps that follow.
+
+        Args:
+            **settings: By name. A setting that latched at open may be given with the value that it has.
+
+        Raises:
+            SettingError: When a name is unknown, a value unparsable, or a latched setting would change.
+        """
+        self._check_home()
+        self._opened.reconfigure(settings)
+
     @property
     def clock(self) -> StepClock:
         """The engine's step clock."""

@@ -17,7 +17,7 @@ from ..steps.process import StoreLedger, next_store_serial, not_built, register_
 from ..steps.sink import LogSink
 from ..steps.statistics import Counters
 from .loop import Scheduler
-from .settings import Resolved, Settings
+from .settings import Resolved, Settings, reconfigure
 from .step_runner import StepRunner
 from .step_thread import StepThread
 
@@ -55,6 +55,11 @@ class Opened:
         )
         self.on_step.append(scheduler.step_ended)
         return scheduler
+
+    def reconfigure(self, later: Mapping[str, object]) -> None:
+        """Apply later values of settings that do not latch. Raises what `settings.reconfigure` raises."""
+        self.settings = reconfigure(self.settings, later)
+        self.ledger.set_periodic(self.settings.stats_every, self.settings.stats_min_s)
 
     async def aclose(self) -> None:
         """Close every part; the first error is raised after all."""

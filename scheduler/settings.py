@@ -10,7 +10,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -26,8 +26,8 @@ __all__ = [
     "SettingRow",
     "Settings",
     "SlotBudget",
-    "check_latched",
     "describe",
+    "reconfigure",
     "resolve",
     "setting_kind",
     "variable_name",
@@ -38,6 +38,7 @@ CONFIG_FILE_VARIABLE = _PREFIX + "CONFIG_FILE"
 # Switches of the test suite, documented as such; they are no settings and have no flag.
 _TEST_VARIABLES = (_PREFIX + "TEST_THROTTLE_COPY",)
 _AT_OPEN = "at open"
+_NEVER = "never"
 
 
 def _setting(default: object, kind: ValueKind, doc: str, unit: str = "", latches: str = _AT_OPEN) -> Any:
@@ -86,10 +87,14 @@ class Settings:
     )
     reader_threads: int = _setting(4, kinds.integer(1, 64), "Threads that read the checkpoint's files.", "threads")
     stats_every: int = _setting(
-        16, kinds.integer(0), "Steps between two statistics records; 0 turns off the periodic record only.", "steps"
+        16,
+        kinds.integer(0),
+        "Steps between two statistics records; 0 turns off the periodic record only.",
+        "steps",
+        _NEVER,
     )
     stats_min_s: float = _setting(
-        1.0, kinds.seconds, "Shortest time between two statistics records; 0 is no floor.", "seconds"
+        1.0, kinds.seconds, "Shortest time between two statistics records; 0 is no floor.", "seconds", _NEVER
     )
     log_file: Path | None = _setting(None, kinds.log_path, "File that log entries are appended to as JSON lines.")
     log_format: str = _setting("json", kinds.choice("json", "console"), "Form of log entries on stderr.")
@@ -241,17 +246,25 @@ def _unknown_variables(variables: Mapping[str, str]) -> Iterable[str]:
             yield f"there is no variable {name}{_nearest(name, known)}"
 
 
-def check_latched(settings: Settings, later: Mapping[str, object]) -> None:
-    """Refuses values that differ from what latched when the engine was opened; equal or omitted ones pass.
+def reconfigure(settings: Settings, later: Mapping[str, object]) -> Settings:
+    """Returns the settings with later values for those that do not latch; a latched one may only be given as it is.
+
+    Args:
+        settings: In force.
+        later: Names and values; None or blank text counts as not given.
 
     Raises:
-        SettingError: A name is unknown, a value cannot be read, or it differs from the one in force.
+        SettingError: A name is unknown, a value cannot be read, or a latched setting would change.
     """
+    changes: dict[str, Any] = {}
     for name, value, source in _from_call(later):
-        now = getattr(settings, name)
-        if not kinds.is_blank(value) and _parsed(name, value, source) != now:
-            latches = _FIELDS[name].metadata["latches"]
+        now, latches = getattr(settings, name), _FIELDS[name].metadata["latches"]
+        if kinds.is_blank(value) or (parsed := _parsed(name, value, source)) == now:
+            continue
+        if latches != _NEVER:
             raise SettingError(name, value, source, f"cannot become {value!r}: it latched {latches} as {_shown(now)}")
+        changes[name] = parsed
+    return replace(settings, **changes)
 
 
 def describe(resolved: Resolved) -> list[SettingRow]:

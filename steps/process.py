@@ -115,6 +115,11 @@ class StoreLedger:
                     self._sink.entry("statistics.failed", "error", store=self.serial, error=error)
             return self._last
 
+    def set_periodic(self, stats_every: int, stats_min_s: float) -> None:
+        """Changes when `statistics` entries are due, from the next step on; arguments as in `register_store`."""
+        _check_periodic(stats_every, stats_min_s)
+        self._stats_every, self._stats_min_ns = stats_every, round(stats_min_s * 1e9)
+
     def step_ended(self) -> None:
         """Logs a `statistics` entry when one is due: every N steps, and not sooner than the floor allows."""
         if self._stats_every == 0 or self.is_closed or not self._is_home():
@@ -207,10 +212,7 @@ def register_store(
     Raises:
         ValueError: `stats_every` or `stats_min_s` is negative or not finite, or `serial` is an open store's.
     """
-    if stats_every < 0:
-        raise ValueError(f"stats_every must be at least 0 steps, not {stats_every}.")
-    if not (math.isfinite(stats_min_s) and stats_min_s >= 0):
-        raise ValueError(f"stats_min_s must be a finite number of seconds of at least 0, not {stats_min_s}.")
+    _check_periodic(stats_every, stats_min_s)
     streaming_requested(sink)
     number = next_store_serial() if serial is None else serial
     ledger = StoreLedger(number, sink, snapshot, stats_every, round(stats_min_s * 1e9), now_ns)
@@ -220,6 +222,13 @@ def register_store(
         ledger._home.open[number] = ledger
     sink.record("store.built", **{**built, "store": number})
     return ledger
+
+
+def _check_periodic(stats_every: int, stats_min_s: float) -> None:
+    if stats_every < 0:
+        raise ValueError(f"stats_every must be at least 0 steps, not {stats_every}.")
+    if not (math.isfinite(stats_min_s) and stats_min_s >= 0):
+        raise ValueError(f"stats_min_s must be a finite number of seconds of at least 0, not {stats_min_s}.")
 
 
 def flush_statistics(by: str) -> bool:

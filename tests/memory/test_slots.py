@@ -80,9 +80,10 @@ def test_decide_with_more_experts_than_slots_leaves_the_rest_in_order() -> None:
 def test_decide_evicts_at_most_what_it_is_allowed() -> None:
     """A scan's passes take free slots as they are and evict few."""
     table = _table(4, residents=3)
-    decision = table.decide([10, 11, 12], max_evictions=1)
+    decision = table.decide([10, 11, 12, 13], max_evictions=2)
     assert [fill.victim for fill in decision.fills] == [None, 0]
-    assert decision.rest == (12,)
+    assert decision.rest == (12, 13)
+    assert table.decide([10, 11], max_evictions=1).fills == (Fill(10, 3, None),)
     assert table.decide([10, 11], max_evictions=0).rest == (11,)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -281,3 +282,16 @@ async def _open_only() -> None:
     engine = await expertstream.open(TINY, **quiet(slots="50%"))
     await engine.aclose()
     await asyncio.sleep(10)
+
+
+async def test_configure_changes_what_does_not_latch_and_refuses_the_rest_by_name() -> None:
+    """Contract 5.4: a setting fixed at open refuses a different later value and accepts an equal one."""
+    log = io.StringIO()
+    async with expertstream.open(TINY, slots="50%", stats_every=0, stats_min_s=0, log_stream=log) as engine:
+        await tokens_of(engine, num_tokens=4)
+        assert '"event": "statistics"' not in log.getvalue()
+        engine.configure(stats_every=2, slots="50%")
+        await tokens_of(engine, num_tokens=4)
+        assert log.getvalue().count('"event": "statistics"') == 2
+        with pytest.raises(expertstream.SettingError, match="slots.*latched at open"):
+            engine.configure(slots="25%")

@@ -18,8 +18,8 @@ from expertstream.scheduler.settings import (
     SettingRow,
     Settings,
     SlotBudget,
-    check_latched,
     describe,
+    reconfigure,
     resolve,
     variable_name,
 )
@@ -249,11 +249,11 @@ def test_config_file_that_cannot_be_read_is_an_error_with_its_path(tmp_path: Pat
 def test_latched_setting_refuses_a_different_value_by_name() -> None:
     """Contract 5.4: what latched refuses a different value by name, and accepts an equal one or an omission."""
     settings = resolve({"slots": "50%"}, environ={}).settings
-    check_latched(settings, {"slots": " 50 %", "device": None})
+    assert reconfigure(settings, {"slots": " 50 %", "device": None}) == settings
     with pytest.raises(SettingError, match=r"setting slots: .*latched at open as 50%"):
-        check_latched(settings, {"slots": "25%"})
+        reconfigure(settings, {"slots": "25%"})
     with pytest.raises(SettingError, match="nearest is slots"):
-        check_latched(settings, {"slot": "50%"})
+        reconfigure(settings, {"slot": "50%"})
 
 
 def test_settings_and_their_sources_cannot_be_changed() -> None:
@@ -278,3 +278,12 @@ def test_docs_every_setting_has_a_row_with_flag_variable_default_unit_and_latch(
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:4] == [f"`{row.name}`", f"`{row.flag}`", f"`{row.variable}`", row.default]
     assert cells[5:] == [row.unit, row.latches]
+
+
+def test_a_setting_that_does_not_latch_changes_later() -> None:
+    """Contract 5.4: what does not latch may change; what latches next to it still may not."""
+    settings = resolve({"slots": "50%"}, environ={}).settings
+    later = reconfigure(settings, {"stats_every": "5", "stats_min_s": 0})
+    assert (later.stats_every, later.stats_min_s, later.slots) == (5, 0.0, settings.slots)
+    with pytest.raises(SettingError, match="latched at open"):
+        reconfigure(settings, {"stats_every": 5, "policy": "lrfu"})
