@@ -12,18 +12,17 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 
-from .cuda_modules import cuda_error, load_cupy, spin
+from .cuda_events import ComputeEvent, CopyEvent, Events
+from .cuda_modules import load_cupy, spin
 from .pinning import Pinning
 from .runtime import CopyError, Event
 
 __all__ = ["CudaRuntime"]
 
 _HOST_TO_DEVICE = 1
-_NOT_READY = 600
 _UNLOADING = 4  # the driver is going away with the process, and takes registrations along
 _PORTABLE_MAPPED = 3  # registered for every context, and readable by kernels
 
@@ -41,15 +40,14 @@ class CudaRuntime:
 
     def __init__(self, device_index: int = 0, *, throttle_bytes_per_s: float = 0.0) -> None:
         self._cupy = load_cupy()
-        self._error = cuda_error()
         self._api = self._cupy.cuda.runtime
         self.device = torch.device("cuda", device_index)
         self._throttle = throttle_bytes_per_s
         self._enter()
         # A blocking stream would wait for whatever runs on the default one, which is where torch computes.
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        self._marks: list[Any] = []
-        self._in_flight: deque[_CopyEvent] = deque()
+        self._events = Events(self.device)
+        self._in_flight: deque[CopyEvent] = deque()
         self._pinnings: list[Pinning] = []
         self._is_closed = False
 
@@ -139,32 +137,29 @@ class CudaRuntime:
             raise ValueError(f"source has {num_bytes} bytes, destination {destination.numel()}")
         self._enter()
         self._prune()
-        begin, end = self._take_mark(), self._take_mark()
         try:
             if after is not None:
-                self._let_wait(self.stream, after)
-            self._api.eventRecord(begin.ptr, self.stream)
+                self._events.let_wait(self.stream, after)
+            begin = self._events.record(self.stream, is_timed=True)
             target = destination.data_ptr()
             for address, size in self._pieces(source.data_ptr(), num_bytes):
                 self._api.memcpyAsync(target, address, size, _HOST_TO_DEVICE, self.stream)
                 target += size
             if self._throttle:
                 spin(int(num_bytes / self._throttle * 1e9), self.device.index, self.stream)
-            self._api.eventRecord(end.ptr, self.stream)
-        except self._error as exc:
-            with contextlib.suppress(self._error):  # a piece may be on its way: the caller may not let go of it before
+            end = self._events.record(self.stream, is_timed=True)
+        except self._events.error as exc:
+            with contextlib.suppress(self._events.error):  # a piece may be on its way, and the caller lets go of it now
                 self._stream.synchronize()
             raise CopyError(f"Cannot copy {num_bytes} bytes to {self.device}: {exc}") from exc
-        event = _CopyEvent(self, begin, end, (destination, source))
+        event = CopyEvent(self._events, begin, end, (destination, source))
         self._in_flight.append(event)
         return event
 
     def record_compute(self, reads: Sequence[torch.Tensor]) -> Event:
         """Return an event on torch's current stream of the device."""
         self._enter()
-        event = self._cupy.cuda.Event(disable_timing=True)
-        self._api.eventRecord(event.ptr, self._compute_stream)
-        return _ComputeEvent(self, event)
+        return ComputeEvent(self._events)
 
     def close(self) -> None:
         """Wait for the copy stream, unregister host memory. Idempotent; does nothing while the interpreter ends."""
@@ -181,7 +176,7 @@ class CudaRuntime:
     def _close_pinning(self, pinning: Pinning) -> None:
         try:
             pinning.close()
-        except self._error as exc:
+        except self._events.error as exc:
             if getattr(exc, "status", None) != _UNLOADING:
                 raise RuntimeError(f"Cannot unregister host memory: {exc}") from exc
 
@@ -200,128 +195,17 @@ class CudaRuntime:
                 return pinning.pieces(address, num_bytes)
         return [(address, num_bytes)]
 
-    @property
-    def _compute_stream(self) -> int:
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
-
-    def _let_wait(self, stream: int, event: Event) -> None:
-        if isinstance(event, _ComputeEvent | _CopyEvent):
-            if not event.done():
-                self._api.streamWaitEvent(stream, event.handle)
-        else:
-            event.wait()
-
-    def _has_passed(self, event: Any) -> bool:
-        """Whether the stream has passed the event, or will never do so.
-
-        Raises:
-            RuntimeError: When the device has failed.
-        """
-        status = self._api.eventQuery(event.ptr)
-        if status == _NOT_READY:
-            return False
-        if status:
-            raise self._error(status)
-        return True
-
     def _prune(self) -> None:
         while self._in_flight and self._in_flight[0].done():
             self._in_flight.popleft()
-
-    def _take_mark(self) -> Any:
-        return self._marks.pop() if self._marks else self._cupy.cuda.Event()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{len(self._in_flight)} copies in flight"
         return f"<CudaRuntime {self.device}: {state}, host memory {'pinned' if self.is_pinned else 'pageable'}>"
 
 
-class _ComputeEvent:
-    """A point on the compute stream."""
-
-    __slots__ = ("_event", "_runtime")
-    copy_ns = 0
-    stall_ns = 0
-
-    def __init__(self, runtime: CudaRuntime, event: Any) -> None:
-        self._runtime, self._event = runtime, event
-
-    @property
-    def handle(self) -> int:
-        handle: int = self._event.ptr
-        return handle
-
-    def done(self) -> bool:
-        try:
-            return self._runtime._has_passed(self._event)
-        except self._runtime._error:  # the device has failed: the next call that needs it says so
-            return True
-
-    def wait(self) -> None:
-        self._runtime._let_wait(self._runtime._compute_stream, self)
-
-
-class _CopyEvent:
-    """The end of a copy. Its marks time the copy, and how long the compute stream stood still for it."""
-
-    __slots__ = ("_begin", "_end", "_failure", "_is_done", "_keeps", "_runtime", "_stall", "copy_ns", "stall_ns")
-
-    def __init__(self, runtime: CudaRuntime, begin: Any, end: Any, keeps: tuple[torch.Tensor, torch.Tensor]) -> None:
-        self._runtime, self._begin, self._end = runtime, begin, end
-        self._keeps: tuple[torch.Tensor, ...] = keeps
-        self._stall: tuple[Any, Any] | None = None
-        self._failure: Exception | None = None
-        self._is_done = False
-        self.copy_ns = self.stall_ns = 0
-
-    @property
-    def handle(self) -> int:
-        handle: int = self._end.ptr
-        return handle
-
-    def done(self) -> bool:
-        """Whether the copy has ended and, where the compute stream was made to wait for it, has gone on since."""
-        if self._is_done:
-            return True
-        runtime = self._runtime
-        try:
-            if not runtime._has_passed(self._end) or not (self._stall is None or runtime._has_passed(self._stall[1])):
-                return False
-            self.copy_ns = _elapsed_ns(runtime, self._begin, self._end)
-            if self._stall is not None:
-                self.stall_ns = _elapsed_ns(runtime, *self._stall)
-        except runtime._error as exc:
-            self._failure = exc
-        runtime._marks += (self._begin, self._end, *(self._stall or ()))
-        self._is_done, self._keeps, self._stall = True, (), None
-        return True
-
-    def wait(self) -> None:
-        """Make torch's current stream wait for the copy; the host goes on at once."""
-        runtime = self._runtime
-        if not self.done():
-            stream = runtime._compute_stream
-            try:
-                if self._stall is not None:
-                    runtime._api.streamWaitEvent(stream, self._end.ptr)
-                    return
-                before, after = runtime._take_mark(), runtime._take_mark()
-                runtime._api.eventRecord(before.ptr, stream)
-                runtime._api.streamWaitEvent(stream, self._end.ptr)
-                runtime._api.eventRecord(after.ptr, stream)
-                self._stall = before, after
-            except runtime._error as exc:
-                raise CopyError(f"Cannot wait for a copy to {runtime.device}: {exc}") from exc
-        if self._failure is not None:
-            raise CopyError(f"A copy to {runtime.device} failed: {self._failure}") from self._failure
-
-
-def _elapsed_ns(runtime: CudaRuntime, begin: Any, end: Any) -> int:
-    return int(runtime._api.eventElapsedTime(begin.ptr, end.ptr) * 1e6)
-
-
 def _map_anonymous(num_bytes: int) -> mmap.mmap:
-    if not hasattr(mmap, "MAP_PRIVATE"):
+    if not (hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS")):
         return mmap.mmap(-1, num_bytes)
     block = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

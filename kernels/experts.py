@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from .linear import linear
+from .linear import choose_linear
 
-__all__ = ["ExpertRows", "ExpertShape", "combine", "group_rows", "run_experts"]
+__all__ = ["ExpertRows", "ExpertShape", "Slots", "combine", "group_rows", "run_experts"]
+
+Slots = Sequence[torch.Tensor] | torch.Tensor
+"""One part of every slot: a tensor [num_slots, …], or its slices, which are quicker to pick from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def run_experts(
     hidden: torch.Tensor,
     top_k: int,
     groups: Sequence[tuple[ExpertRows, int]],
-    parts: Mapping[str, torch.Tensor],
+    parts: Mapping[str, Slots],
     shape: ExpertShape,
     row_multiple: int,
     out: torch.Tensor,
@@ -64,10 +67,10 @@ def run_experts(
     """Compute experts that are in slots and store each (row, rank) pair's output.
 
     Args:
-        hidden: [num_rows, hidden], the device of the slots.
+        hidden: [rows, hidden], the device of the slots. Rows beyond those of `out` are padding: copies of the first.
         top_k: Experts per row.
         groups: (rows of an expert, its slot).
-        parts: Part name → [num_slots, …] over the layer's slots.
+        parts: Part name → a tensor per slot.
         shape: How the module computes.
         row_multiple: Every product gets a multiple of this many rows, filled up with copies.
         out: [num_rows × top_k, hidden], written at the pairs of `groups` only.
@@ -75,6 +78,9 @@ def run_experts(
     Stream:
         Everything is enqueued on the current stream.
     """
+    if out.shape[0] == top_k and hidden.shape[0] == row_multiple:
+        _run_one_row(hidden, groups, parts, shape, out)
+        return
     rows: list[int] = []
     pairs: list[int] = []
     kept: list[int] = []
@@ -86,27 +92,50 @@ def run_experts(
         pairs.extend(group.pairs)
         kept.extend(range(start, start + count))
         bounds.append((start, len(rows), slot))
-    x = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
-    up = _products(x, bounds, parts, shape.up_name, shape)
-    down = _products(shape.activate(up), bounds, parts, "down_proj", shape)
-    out[torch.tensor(pairs, device=out.device)] = down.index_select(0, torch.tensor(kept, device=down.device))
+    numbers = torch.tensor(rows + kept + pairs, device=hidden.device)
+    x = hidden.index_select(0, numbers[: len(rows)])
+    up = _products([(x[start:end], slot) for start, end, slot in bounds], parts, shape.up_name, shape)
+    act = shape.activate(up)
+    down = _products([(act[start:end], slot) for start, end, slot in bounds], parts, "down_proj", shape)
+    if len(kept) < len(rows):
+        down = down.index_select(0, numbers[len(rows) : len(rows) + len(kept)])
+    out.index_copy_(0, numbers[len(rows) + len(kept) :], down)
+
+
+def _run_one_row(
+    hidden: torch.Tensor,
+    groups: Sequence[tuple[ExpertRows, int]],
+    parts: Mapping[str, Slots],
+    shape: ExpertShape,
+    out: torch.Tensor,
+) -> None:
+    """Do the same for a single row and its padding: every expert gets the rows as they are, nothing is gathered."""
+    count = hidden.shape[0]
+    act = shape.activate(_products([(hidden, slot) for _, slot in groups], parts, shape.up_name, shape))
+    blocks = act.view(len(groups), count, -1)
+    down = _products([(block, slot) for block, (_, slot) in zip(blocks, groups)], parts, "down_proj", shape)[::count]
+    pairs = [group.pairs[0] for group, _ in groups]
+    if pairs == list(range(out.shape[0])):
+        out.copy_(down)
+    else:
+        out[pairs] = down
 
 
 def _products(
-    x: torch.Tensor,
-    bounds: Sequence[tuple[int, int, int]],
-    parts: Mapping[str, torch.Tensor],
-    name: str,
-    shape: ExpertShape,
+    blocks: Sequence[tuple[torch.Tensor, int]], parts: Mapping[str, Slots], name: str, shape: ExpertShape
 ) -> torch.Tensor:
+    """Multiply each block of rows by its slot's weight; return the results one under the other."""
     weights = parts[name]
-    biases = parts[name + "_bias"] if shape.has_bias else None
-    outs = []
-    for start, end, slot in bounds:
-        weight, rows = weights[slot], x[start:end]
-        product = rows @ weight if shape.is_transposed else linear(rows, weight)
-        outs.append(product if biases is None else product + biases[slot])
+    product = _transposed if shape.is_transposed else choose_linear(weights[0])
+    outs = [product(rows, weights[slot]) for rows, slot in blocks]
+    if shape.has_bias:
+        biases = parts[name + "_bias"]
+        outs = [out + biases[slot] for out, (_, slot) in zip(outs, blocks)]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _transposed(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rows @ weight
 
 
 def combine(pair_outputs: torch.Tensor, topk_weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

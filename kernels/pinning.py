@@ -16,6 +16,11 @@ STALLED_S = 2.0
 """Without progress for so long the filling has ended early or waits for something: the rest is registered as it is."""
 
 
+_OPEN: set[Pinning] = set()
+"""Registrations not closed. A block that is freed while registered would leave its address to other memory, of which
+copies would then read the old pages: so a runtime that nobody closes keeps its block to the end of the process."""
+
+
 class Pinning:
     """The registration of one block. A failure leaves the rest of the block pageable: slower, never wrong.
 
@@ -39,7 +44,7 @@ class Pinning:
         follows: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._block = block  # unregistered before it may be freed
+        self._block = block
         self._register, self._unregister, self._on_failure = register, unregister, on_failure
         self.begin, self.end, self.chunk_bytes = block.data_ptr(), block.data_ptr() + block.numel(), chunk_bytes
         self.failure: str | None = None
@@ -51,6 +56,7 @@ class Pinning:
 
     def start(self) -> None:
         """Start the thread. Returns at once."""
+        _OPEN.add(self)
         self._thread.start()
 
     def note_progress(self, done: int, total: int) -> None:
@@ -99,6 +105,7 @@ class Pinning:
             self._thread.join()
         while self._pinned:
             self._unregister(self._pinned.pop())
+        _OPEN.discard(self)
 
     def _run(self) -> None:
         for address in range(self.begin, self.end, self.chunk_bytes):

@@ -80,8 +80,6 @@ class HostArena:
                 self._holds[key] = self._holds.get(key, 0) + 1
                 if key in self._place:
                     self._recent[self._size(key)].move_to_end(key)
-            for key in absent:  # an earlier failure is not the answer: it is tried again
-                self._failed.pop(key, None)
             self._urgent.extend(key for key in absent if key not in self._reading)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_closed or all(map(self._is_settled, absent)))

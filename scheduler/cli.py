@@ -17,6 +17,7 @@ from .commands.demo import demo
 from .commands.failures import report_failure
 from .commands.flags import with_switch_values
 from .commands.generate import generate
+from .commands.report import report
 from .commands.verify import verify
 
 __all__ = ["main"]
@@ -43,7 +44,7 @@ def _version() -> str:
 
 def _app() -> App:
     app = App(name="expertstream", help=_HELP, version=_version, result_action="return_value")
-    for command in (generate, verify, config, demo):
+    for command in (generate, verify, config, demo, report):
         app.command(command)
     return app
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..kernels.cpu import CpuRuntime
-from ..kernels.linear import linear, prefers_onednn, probe_row_multiple
+from ..kernels.linear import choose_linear, prefers_onednn, probe_row_multiple
 from ..kernels.runtime import Runtime
 from ..memory.arena import HostArena
 from ..memory.arena_space import ArenaSpace
@@ -179,7 +179,8 @@ def _use_fast_products(built: BuiltModel) -> None:
 
 
 def _fast_forward(module: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda input: linear(input, module.weight, module.bias)
+    product = choose_linear(module.weight)
+    return lambda input: product(input, module.weight, module.bias)
 
 
 def _product_shapes(built: BuiltModel) -> set[tuple[int, int]]:

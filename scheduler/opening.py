@@ -45,7 +45,7 @@ class Opened:
 
     def make_scheduler(self) -> Scheduler:
         """Return the scheduler of this engine; it learns of every ended step."""
-        steps = StepRunner(self.clock, self.thread, self.loaded.store)
+        steps = StepRunner(self.clock, self.thread, self.loaded.store, self.loaded.forwards.stop)
         scheduler = Scheduler(
             self.loaded,
             steps,

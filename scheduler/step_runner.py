@@ -28,10 +28,11 @@ class StepRunner:
         clock: Counts steps; refuses nests.
         thread: Computes.
         store: Its outcome since the last step is charged to the step.
+        stop: Ends the forward in progress at its next look-up; called when the loop itself is shut down under a step.
     """
 
-    def __init__(self, clock: StepClock, thread: StepThread, store: ExpertStore) -> None:
-        self._clock, self._thread, self._store = clock, thread, store
+    def __init__(self, clock: StepClock, thread: StepThread, store: ExpertStore, stop: Callable[[], None]) -> None:
+        self._clock, self._thread, self._store, self._stop = clock, thread, store, stop
 
     async def run(self, kind: StepKind, context: contextvars.Context, function: Callable[[Step], T]) -> T:
         """Run one forward as one step.
@@ -61,8 +62,14 @@ class StepRunner:
                     step.add(self._store.take_outcome())
                     spent = time.perf_counter_ns() - started
 
+            computing = self._thread.submit(timed)
             try:
-                return await self._thread.submit(timed)
+                return await asyncio.shield(computing)
+            except asyncio.CancelledError:
+                # Only a loop that shuts down cancels this task. The step ends when its thread is out of the forward.
+                self._stop()
+                await asyncio.wait([computing])
+                raise
             finally:
                 # What of the step's wall was not computing: handing over, waking up, deciding on the loop.
                 step.add_host_ns(max(0, time.perf_counter_ns() - opened - spent))

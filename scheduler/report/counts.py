@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from operator import itemgetter, le
+from typing import TypeGuard
 
 from ...steps.clock import STEP_KINDS
 from ...steps.statistics import Statistics
-from .lines import NotJson
 
-__all__ = ["COUNTERS", "Counts", "add_counts", "as_mapping", "differences", "falls", "invariants", "is_count", "read"]
+__all__ = [
+    "Counts",
+    "as_mapping",
+    "describe",
+    "differences",
+    "falls",
+    "invariants",
+    "is_count",
+    "read",
+    "total",
+    "wrong_bytes",
+]
 
 _GAUGE = "prefetch_pending"
 _FLAT = tuple(each.name for each in fields(Statistics) if each.name not in ("steps_by_kind", _GAUGE))
@@ -19,10 +30,13 @@ _KINDS = tuple(f"steps_by_kind.{kind}" for kind in STEP_KINDS)
 # The order of a `Counts`: the counters, the steps by kind, and last the gauge.
 COUNTERS = (*_FLAT, *_KINDS)
 Counts = tuple[int, ...]
+_FILLS, _BYTES = COUNTERS.index("fills"), COUNTERS.index("bytes")
 
 _get_flat = itemgetter(*_FLAT, _GAUGE)
 _get_kinds = itemgetter(*STEP_KINDS)
 _ONLY_INTS = {int}
+# No counter gets there; a number of 4000 digits is damage, and would break the arithmetic of rates and of text.
+_LIMIT = 2**63
 
 
 def read(record: object) -> Counts | list[str]:
@@ -32,7 +46,7 @@ def read(record: object) -> Counts | list[str]:
         *flat, gauge = _get_flat(record)  # type: ignore[arg-type]
         kinds = _get_kinds(record["steps_by_kind"])  # type: ignore[index]
         counts = (*flat, *kinds, gauge)
-        if set(map(type, counts)) == _ONLY_INTS:
+        if set(map(type, counts)) == _ONLY_INTS and max(counts) < _LIMIT and min(counts) > -_LIMIT:
             return counts
     except (KeyError, TypeError, IndexError):
         pass
@@ -59,9 +73,18 @@ def differences(left: Counts, right: Counts) -> list[str]:
     return [f"{name} {a}, not {b}" for name, a, b in zip(names, left, right, strict=True) if a != b]
 
 
-def add_counts(left: Counts, right: Counts) -> Counts:
-    """Returns the sums."""
-    return tuple(a + b for a, b in zip(left, right, strict=True))
+def total(records: Iterable[Counts]) -> Counts:
+    """Returns the sums over records; zeros where there is none."""
+    return tuple(map(sum, zip(*records, strict=True))) or (0,) * (len(COUNTERS) + 1)
+
+
+def wrong_bytes(counts: Counts, smallest: int, largest: int) -> list[str]:
+    """Says so where `bytes` cannot be the record bytes of `fills`, given the sizes of the store's expert records."""
+    fills, moved = counts[_FILLS], counts[_BYTES]
+    if fills * smallest <= moved <= fills * largest:
+        return []
+    sizes = str(smallest) if smallest == largest else f"{smallest} to {largest}"
+    return [f"bytes {moved} cannot be those of fills {fills}: a record has {sizes} bytes"]
 
 
 def as_mapping(counts: Counts) -> dict[str, int]:
@@ -69,9 +92,9 @@ def as_mapping(counts: Counts) -> dict[str, int]:
     return dict(zip((*COUNTERS, _GAUGE), counts, strict=True))
 
 
-def is_count(value: object, least: int = 0) -> bool:
-    """Whether a value is an integer, not a boolean, of at least `least`."""
-    return type(value) is int and value >= least
+def is_count(value: object, least: int = 0) -> TypeGuard[int]:
+    """Whether a value is an integer of 63 bits, not a boolean, of at least `least`."""
+    return type(value) is int and least <= value < _LIMIT
 
 
 def _is_sound(c: Mapping[str, int]) -> bool:
@@ -92,7 +115,8 @@ def _is_sound(c: Mapping[str, int]) -> bool:
 
 def _statistics(counts: Counts) -> Statistics:
     values: dict[str, object] = dict(as_mapping(counts))
-    return Statistics.from_dict(values | {"steps_by_kind": {kind: values[f"steps_by_kind.{kind}"] for kind in STEP_KINDS}})
+    kinds = {kind: values[f"steps_by_kind.{kind}"] for kind in STEP_KINDS}
+    return Statistics.from_dict(values | {"steps_by_kind": kinds})
 
 
 def _wrong_types(record: object) -> Iterator[str]:
@@ -112,18 +136,16 @@ def _wrong_types(record: object) -> Iterator[str]:
 def _wrong_type(name: str, record: Mapping[str, object]) -> Iterator[str]:
     if name not in record:
         yield f"{name} is missing"
-    elif type(record[name]) is not int:
-        yield f"{name} is {describe(record[name])}, not an integer"
+    elif type(value := record[name]) is not int or not -_LIMIT < value < _LIMIT:
+        yield f"{name} is {describe(value)}, not an integer of 63 bits"
 
 
 def describe(value: object) -> str:
     """Returns a value of a log in a few words."""
-    if isinstance(value, NotJson):
-        return f"{float(value)} (not JSON)"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
         return f"the text {value[:40]!r}"
     if isinstance(value, (int, float)):
-        return str(value) if isinstance(value, float) or abs(value) < 10**30 else "a huge number"
+        return str(value) if isinstance(value, float) or abs(value) < _LIMIT else "a huge number"
     return "a list" if isinstance(value, list) else "an object"

@@ -7,9 +7,9 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
-__all__ = ["MAX_LINE_BYTES", "Damage", "Line", "NotJson", "decompressed", "parse", "read_lines"]
+__all__ = ["MAX_LINE_BYTES", "Damage", "Line", "decompressed", "parse", "read_lines"]
 
 MAX_LINE_BYTES = 16 * 2**20
 
@@ -48,16 +48,12 @@ class Damage(NamedTuple):
     is_cuttable: bool
 
 
-class NotJson(float):
-    """A NaN or an infinity in a log: Python reads them, JSON has none."""
-
-
 def decompressed(file: IO[bytes]) -> IO[bytes]:
     """Returns a reader of the text in `file`: gzip is told by its first two bytes, not by a name."""
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
     if buffered.peek(2)[:2] != _GZIP_MAGIC:
         return buffered
-    return io.BufferedReader(gzip.GzipFile(fileobj=buffered))  # type: ignore[type-var]
+    return io.BufferedReader(gzip.GzipFile(fileobj=buffered))
 
 
 def read_lines(file: IO[bytes]) -> Iterator[Line]:
@@ -90,7 +86,15 @@ def _skip_rest(text: IO[bytes]) -> bool:
     return False
 
 
-_decode = json.JSONDecoder(parse_constant=NotJson).decode
+class _ConstantError(ValueError):
+    """Raised at a NaN or an infinity, which Python reads and JSON has not."""
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise _ConstantError(f"holds {constant}, which is not JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse).decode
 
 
 def parse(content: bytes) -> dict[str, Any] | Damage | None:
@@ -102,6 +106,8 @@ def parse(content: bytes) -> dict[str, Any] | Damage | None:
         value = _decode(content.decode())
     except UnicodeDecodeError:
         return Damage(_NULS if b"\0" in content else _NOT_UTF8, True)
+    except _ConstantError as error:
+        return Damage(str(error), False)
     except (ValueError, RecursionError):  # a number of 5000 digits is a ValueError too
         return Damage(_NULS if b"\0" in content else _NOT_JSON, True)
     return value if isinstance(value, dict) else Damage("not a JSON object", False)

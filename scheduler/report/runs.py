@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .counts import Counts
+from .facts import NO_FACTS, Facts
 from .findings import Place
 from .numbers import Numbers
 
@@ -38,12 +39,14 @@ class Sample(NamedTuple):
 class Final(NamedTuple):
     """A `process.final`: its totals, its stores by serial, and how many closed ones are folded into one.
 
-    Figures that are no record are None, and left out of `stores`.
+    `parts` is the sum over its stores, the folded ones too. Figures that are no record are None, and left out of
+    `stores`.
     """
 
     number: int
     place: Place
     totals: Counts | None
+    parts: Counts | None
     stores: Mapping[int, Counts]
     serials: frozenset[int]
     num_folded: int
@@ -56,7 +59,7 @@ class Store:
     """A store of a run.
 
     Attributes:
-        built: Where `store.built` stands; `facts` are the fields of it that are shown or needed.
+        built: Where `store.built` stands; `facts` is what it said.
         first: The earliest other entry that names the store.
         latest: The record with the largest number.
         previous: The record that was read last; another one than `latest` only where entries are out of order.
@@ -65,20 +68,11 @@ class Store:
 
     serial: int
     built: Told | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = NO_FACTS
     first: Told | None = None
     latest: Sample | None = None
     previous: Sample | None = None
     closed: Sample | None = None
-
-    @property
-    def stats_every(self) -> int | None:
-        """Steps between periodic records as `store.built` tells it; None where it does not."""
-        settings = self.facts.get("settings")
-        setting = settings.get("stats_every") if isinstance(settings, Mapping) else None
-        value = setting.get("value") if isinstance(setting, Mapping) else setting
-        text = str(value)
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 @dataclass(slots=True)
@@ -108,10 +102,8 @@ class Run:
     last_ts: str = ""
     first_ns: int | None = None
     last_ns: int | None = None
-    requested: list[Told] = field(default_factory=list)
-    num_requested: int = 0
-    finals: list[Final] = field(default_factory=list)
-    num_finals: int = 0
+    requested: Told | None = None
+    final: Final | None = None
     stores: dict[int, Store] = field(default_factory=dict)
     warnings: Counter[str] = field(default_factory=Counter)
 

@@ -41,7 +41,7 @@ class StreamedExperts:
         self, layer: ExpertLayer, store: ExpertStore, active: ActiveForward, on_routing: RoutingHook | None = None
     ) -> None:
         self._layer, self._store, self._active, self._on_routing = layer, store, active, on_routing
-        self._parts = store.parts(layer.number)
+        self._parts = {name: part.unbind(0) for name, part in store.parts(layer.number).items()}
         self._overlap = layer.layout.num_bytes >= OVERLAP_MIN_BYTES
 
     def __call__(self, hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:

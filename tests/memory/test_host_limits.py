@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
 from expertstream.memory import host_limits as module
 from expertstream.memory.host_limits import available_host_bytes
 
@@ -106,9 +108,9 @@ def test_system_without_sysconf_answers_none(monkeypatch: pytest.MonkeyPatch, tm
     def refuse(name: str) -> int:
         raise ValueError(f"unrecognized configuration name {name}")
 
-    monkeypatch.setattr(module.os, "sysconf", refuse, raising=False)
+    monkeypatch.setattr(os, "sysconf", refuse, raising=False)
     assert available_host_bytes(tmp_path) is None
-    monkeypatch.delattr(module.os, "sysconf")
+    monkeypatch.delattr(os, "sysconf")
     assert available_host_bytes(tmp_path) is None
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from stores import SHAPES, open_arena, write_records
+
 from expertstream.kernels.runtime import ALIGNMENT
 from expertstream.memory.arena import HostArena
 from expertstream.memory.records import ExpertKey, pack, torch_dtype
-from stores import SHAPES, open_arena, write_records
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

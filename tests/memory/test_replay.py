@@ -6,10 +6,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from expertstream.memory.replay import replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import open_store
+
+from expertstream.memory.replay import replay
 
 NUM_EXPERTS = 10
 TRACES = st.lists(st.lists(st.integers(0, NUM_EXPERTS - 1), unique=True, max_size=4), max_size=60)

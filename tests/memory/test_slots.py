@@ -5,11 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from expertstream.memory.policy import LeastRecent, make_policy
-from expertstream.memory.slots import Decision, Fill, SlotTable
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from expertstream.memory.policy import LeastRecent, make_policy
+from expertstream.memory.slots import Decision, Fill, SlotTable
 
 
 def _table(num_slots: int, residents: int = 0) -> SlotTable:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from stores import open_store
+
 from expertstream.memory.policy import make_policy
 from expertstream.memory.slots import SlotTable
 from expertstream.memory.waves import Wave, order_waves
-from stores import open_store
 
 
 def _table(num_slots: int, residents: int) -> SlotTable:
@@ -33,7 +34,7 @@ def test_decode_that_does_not_fit_counts_every_expert_as_used() -> None:
 
 
 def test_scan_serves_recent_experts_first_and_the_others_through_few_slots() -> None:
-    """Contract 2.10: the recent ones count as used; the others do not, residents before absentees, a quarter of slots."""
+    """Contract 2.10: the recent ones count as used; the others, residents before absentees, do not."""
     waves = order_waves(_table(8, 8), [20, 21, 22, 3, 23, 24, 25, 4, 26], {22, 4})
     assert waves == (Wave((22, 4), False, None), Wave((3, 20, 21, 23, 24, 25, 26), True, 2))
 
@@ -59,7 +60,7 @@ def test_recent_experts_beyond_the_slots_leave_room_for_the_scan_and_spare_resid
 def test_prefill_over_all_experts_spares_the_decode_set(
     tmp_path: Path, policy: str, recent: list[int], overlap: bool
 ) -> None:
-    """Contract 2.10: 8 warm experts, a prefill over 64 with 16 slots, the 8 again: at least 4 are hits, one pass moved."""
+    """Contract 2.10: 8 warm experts, a prefill over 64 with 16 slots, the 8 again: 4 or more hits."""
     hot = list(range(8))
     with open_store(tmp_path, num_experts=64, num_slots=16, policy=policy) as tiny:
         for _ in range(4):

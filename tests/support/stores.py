@@ -25,7 +25,21 @@ if TYPE_CHECKING:
 
     from expertstream.kernels.runtime import Runtime
 
-__all__ = ["SHAPES", "ScriptedReader", "TinyStore", "open_arena", "open_store", "write_records"]
+__all__ = [
+    "SHAPES",
+    "WAIT_S",
+    "Records",
+    "ScriptedReader",
+    "TinyStore",
+    "check_records",
+    "keys",
+    "open_arena",
+    "open_store",
+    "requiring",
+    "wait_until_read_ahead",
+    "wait_until_urgent",
+    "write_records",
+]
 
 SHAPES = {"gate_up_proj": (6, 8), "down_proj": (8, 3)}
 """An expert's parts: 8 hidden features, 3 intermediate ones. In float32 both are padded to the record's alignment."""
@@ -140,6 +154,44 @@ def open_arena(
     finally:
         arena.close()
         own.close()
+
+
+def keys(*experts: int, layer: int = 0) -> list[ExpertKey]:
+    """Names experts of one layer."""
+    return [ExpertKey(layer, expert) for expert in experts]
+
+
+def check_records(arena: HostArena, records: Records, wanted: Sequence[ExpertKey]) -> None:
+    """Fails unless the arena holds exactly these experts' bytes."""
+    for key in wanted:
+        views = records.layouts[key.layer].views(arena.record(key), 1)
+        for name, value in records.expected[key].items():
+            assert torch.equal(views[name][0], value), f"the record of {key} holds something else"
+
+
+def wait_until_read_ahead(arena: HostArena) -> None:
+    """Waits until the background reading has ended."""
+    with arena._changed:
+        assert arena._changed.wait_for(lambda: not arena._background and not arena._reading, WAIT_S)
+
+
+def wait_until_urgent(arena: HostArena, key: ExpertKey) -> None:
+    """Waits until somebody waits for an expert that is not being read."""
+    with arena._changed:
+        assert arena._changed.wait_for(lambda: key in arena._urgent, WAIT_S)
+
+
+@contextmanager
+def requiring(
+    arena: HostArena, wanted: Sequence[ExpertKey]
+) -> Iterator[list[tuple[Outcome, dict[ExpertKey, BaseException]]]]:
+    """Requires keys on a thread of its own, and joins it at the end."""
+    results: list[tuple[Outcome, dict[ExpertKey, BaseException]]] = []
+    thread = threading.Thread(target=lambda: results.append(arena.require(wanted)), daemon=True)
+    thread.start()
+    yield results
+    thread.join(WAIT_S)
+    assert not thread.is_alive(), "require did not return"
 
 
 @dataclass

@@ -1,0 +1,310 @@
+"""Every counter of a real engine against a count made from what the routing hook saw, by other means."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stores import ScriptedReader, open_store
+from tiny import NUM_EXPERTS, NUM_LAYERS, PROMPT, TINY, TOP_K, quiet
+
+import expertstream
+from expertstream.kernels.runtime import CopyError
+from expertstream.kernels.scripted import ScriptedCopy, ScriptedRuntime
+from expertstream.memory.errors import ReadError
+from expertstream.memory.reader import FileReader
+from expertstream.memory.records import ExpertKey
+from expertstream.steps.statistics import Statistics
+
+pytestmark = pytest.mark.anyio
+
+MTP = NUM_LAYERS
+"""Number of the MTP head's MoE layer: it comes after those of the body."""
+
+IDS = [5, 6, 7, 900]
+"""With 4 rows of top-4 no look-up wants more than 16 experts: at 50 % of 32 each fits at once."""
+
+PATIENCE_S = 20.0
+
+
+@dataclass
+class Routing:
+    """Records every look-up in order: (layer, experts per row), and when it was told."""
+
+    calls: list[tuple[int, list[list[int]]]] = field(default_factory=list)
+    told_ns: list[int] = field(default_factory=list)
+
+    def __call__(self, layer: int, experts: list[list[int]]) -> None:
+        self.told_ns.append(time.perf_counter_ns())
+        self.calls.append((layer, [list(row) for row in experts]))
+
+    def lookups(self) -> Iterator[tuple[int, list[int], bool]]:
+        """(layer, distinct experts in the router's order, whether of a chunk) of every look-up of one generation.
+
+        The head's rows are chunks; of the body's layers the first look-up is the prompt's.
+        """
+        seen: set[int] = set()
+        for layer, rows in self.calls:
+            experts = list(dict.fromkeys(expert for row in rows for expert in row))
+            yield layer, experts, layer == MTP or layer not in seen
+            seen.add(layer)
+
+    def rows(self, layer: int) -> list[int]:
+        """Rows of each look-up of one layer, in order."""
+        return [len(rows) for number, rows in self.calls if number == layer]
+
+
+@dataclass
+class Replay:
+    """A cache of least recent use as a textbook has it, a list per layer, coldest first; and the scan of a chunk."""
+
+    num_slots: int
+    hits: int = 0
+    fills: int = 0
+    evictions: int = 0
+    waves: int = 0
+    cache: dict[int, list[int]] = field(default_factory=dict)
+
+    def serve(self, layer: int, experts: list[int], is_chunk: bool) -> None:
+        """One look-up. Of a chunk that does not fit, a quarter of the slots passes the rest through."""
+        cache, passes = self.cache.setdefault(layer, []), 0
+        if not is_chunk or len(experts) <= self.num_slots:
+            passes = self._use(cache, experts, self.num_slots, is_cold=False)
+        else:
+            few = self.num_slots // 4
+            ranked = [e for e in experts if e in cache] + [e for e in experts if e not in cache]
+            kept = ranked[: self.num_slots - few]
+            passes = self._use(cache, [e for e in experts if e in kept], self.num_slots, is_cold=False)
+            passes += self._use(cache, ranked[len(kept) :], few, is_cold=True)
+        self.waves += passes - 1
+
+    def _use(self, cache: list[int], pending: list[int], at_most: int, *, is_cold: bool) -> int:
+        passes = 0
+        while pending:
+            hits = [expert for expert in pending if expert in cache]
+            absent = [expert for expert in pending if expert not in cache]
+            num_free = self.num_slots - len(cache)
+            fills = absent[: max(num_free, min(at_most, self.num_slots - len(hits)))]
+            for _ in range(len(fills) - num_free):
+                cache.remove(next(expert for expert in cache if expert not in hits))
+                self.evictions += 1
+            if is_cold:
+                cache[:0] = reversed(fills)
+            else:
+                served = {*hits, *fills}
+                cache[:] = [e for e in cache if e not in served] + [e for e in pending if e in served]
+            self.hits, self.fills = self.hits + len(hits), self.fills + len(fills)
+            pending, passes = absent[len(fills) :], passes + 1
+        return passes
+
+
+async def generated(engine: expertstream.Engine, prompt: Any, num_tokens: int) -> list[int]:
+    return [token.id async for token in engine.generate(prompt, max_tokens=num_tokens)]
+
+
+async def host_memory_is_filled(engine: expertstream.Engine) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not engine._opened.loaded.arena.is_complete:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompt", "slots"),
+    [
+        ({"slots": "50%"}, IDS, 16),
+        ({"slots": "50%", "speculate": 3}, IDS, 16),
+        ({"slots": 5, "speculate": 2}, IDS, 5),
+        ({"slots": "25%"}, [7 + 3 * number for number in range(60)], 8),
+    ],
+    ids=["decoding", "drafting", "waves", "scan"],
+)
+async def test_residency_counters_equal_an_independent_replay_of_the_routing(
+    settings: dict[str, Any], prompt: list[int], slots: int
+) -> None:
+    """Contract 3.2: lookups, hits, misses, fills, evictions, waves and bytes are those of a textbook cache."""
+    routing, replay = Routing(), Replay(slots)
+    async with expertstream.open(TINY, **quiet(**settings), routing=routing) as engine:
+        await generated(engine, prompt, 12)
+        facts: Mapping[str, Any] = engine.facts
+        (record_bytes,) = facts["record_bytes"]
+        got = engine.statistics()
+    for layer, experts, is_chunk in routing.lookups():
+        replay.serve(layer, experts, is_chunk)
+    assert got.lookups == sum(len(experts) for _, experts, _ in routing.lookups())
+    assert (got.hits, got.misses, got.fills) == (replay.hits, replay.fills, replay.fills)
+    assert (got.evictions, got.waves, got.bytes) == (replay.evictions, replay.waves, replay.fills * record_bytes)
+    assert min(got.hits, got.evictions, got.fills) > 0
+    assert (got.waves > 0) == (slots < 16)
+    assert (got.fills_failed, got.exhausted, got.joins, got.forced) == (0, 0, 0, 0)
+    assert got.violations() == []
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+async def test_steps_and_tokens_equal_what_was_computed(k: int) -> None:
+    """Contract 1.1, 3.2: an iteration is its k drafts and one verification; rows are counted by phase."""
+    num_tokens, routing = 30, Routing()
+    async with expertstream.open(TINY, **quiet(slots="100%", speculate=k), routing=routing) as engine:
+        num_prompt = len(await engine.tokenize(PROMPT))
+        assert len(await generated(engine, PROMPT, num_tokens)) == num_tokens
+        await engine.logits(IDS)
+        got = engine.statistics()
+        age = engine._opened.loaded.store.age
+    prefill, *verified, dense = routing.rows(0)
+    num_drafts = len(routing.rows(MTP))
+    assert (prefill, dense) == (num_prompt, len(IDS))
+    # All but the last few iterations, which the limit cuts short, verify one token and k drafts.
+    assert verified[: -k or None].count(1 + k) >= len(verified) - max(1, k)
+    assert got.steps_by_kind == {"paged": 1 + len(verified), "draft": num_drafts, "dense": 1, "replay": 0}
+    assert (got.steps, got.steps_failed) == (2 + len(verified) + num_drafts, 0)
+    assert (got.tokens_prefill, got.tokens_decode) == (num_prompt, sum(verified))
+    assert got.tokens_drafted == num_drafts == sum(verified) - len(verified)
+    # The prefill gives one token, every verification one more than it accepts.
+    assert got.tokens_accepted == num_tokens - 1 - len(verified)
+    assert (got.tokens_accepted > 0) == (k > 0)
+    assert age == got.steps_by_kind["paged"]
+
+
+async def test_drafts_of_a_prompt_in_chunks_are_not_proposals() -> None:
+    """Contract 3.2: the head's own pass over a prompt's chunks is a step and drafts nothing."""
+    routing = Routing()
+    prompt = list(range(100, 140))
+    async with expertstream.open(TINY, **quiet(slots="100%", speculate=1, prefill_chunk=16), routing=routing) as engine:
+        await generated(engine, prompt, 5)
+        got = engine.statistics()
+    assert (got.tokens_prefill, got.steps_by_kind["draft"]) == (40, len(routing.rows(MTP)))
+    assert got.tokens_drafted == got.steps_by_kind["draft"] - 2
+
+
+async def test_padded_rows_ask_for_nothing_and_drafts_change_no_token() -> None:
+    """Contract 2.9: a decode look-up has one row per token computed, whatever the rows are padded to."""
+    plain, drafted = Routing(), Routing()
+    async with expertstream.open(TINY, **quiet(slots="50%"), routing=plain) as engine:
+        expected = await generated(engine, PROMPT, 20)
+        assert engine._opened.loaded.row_multiple > 1
+    assert set(plain.rows(0)[1:]) == {1}
+    assert all(len(row) == TOP_K and max(row) < NUM_EXPERTS for _, rows in plain.calls for row in rows)
+    async with expertstream.open(TINY, **quiet(slots="50%", speculate=2), routing=drafted) as engine:
+        assert await generated(engine, PROMPT, 20) == expected
+    assert set(drafted.rows(0)[1:]) <= {1, 2, 3}
+
+
+async def test_durations_are_within_what_was_measured_outside_and_around_what_was_seen_inside() -> None:
+    """Contract 1.5, 3.2: a step is longer than its look-ups and shorter than the call; the loop's share is the rest."""
+    routing = Routing()
+    async with expertstream.open(TINY, **quiet(slots="50%"), routing=routing) as engine:
+        started_ns = time.perf_counter_ns()
+        await engine.logits([7 + 3 * number for number in range(400)])
+        outside_ns = time.perf_counter_ns() - started_ns
+        got = engine.statistics()
+    inside_ns = routing.told_ns[-1] - routing.told_ns[0]
+    assert inside_ns < got.step_ns <= outside_ns
+    assert 0 < got.host_ns <= got.step_ns - inside_ns
+    assert 0 < got.stall_ns < got.step_ns
+    assert got.copy_ns > 0
+    assert got.violations() == []
+
+
+def test_stall_and_copy_time_are_those_of_the_waits_and_the_copies(tmp_path: Path) -> None:
+    """Contract 3.2: the stall is what the waits took, and the copy time what the copies themselves took."""
+
+    def wait(copy: ScriptedCopy) -> None:
+        copy.finish()
+        copy.stall_ns, copy.copy_ns = 1000, 7
+
+    with open_store(tmp_path, runtime=ScriptedRuntime(on_wait=wait)) as tiny:
+        tiny.serve([0, 1, 2])
+        assert (tiny.last.fills, tiny.last.stall_ns, tiny.last.copy_ns) == (3, 3000, 21)
+        tiny.serve([0, 1, 2])
+        assert (tiny.last.hits, tiny.last.stall_ns, tiny.last.copy_ns) == (3, 0, 0)
+
+
+async def test_reads_from_disk_equal_what_the_reader_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract 3.2: with a part of the experts on disk only, `reads` and `bytes_disk` are those of the files."""
+    sizes: list[int] = []
+    read_into = FileReader.read_into
+
+    def counting(self: FileReader, file: Path, offset: int, buffer: Any) -> int:
+        sizes.append(read_into(self, file, offset, buffer))
+        return sizes[-1]
+
+    async with expertstream.open(TINY, **quiet(slots="50%", host_memory="30%")) as engine:
+        await host_memory_is_filled(engine)
+        monkeypatch.setattr(FileReader, "read_into", counting)
+        await generated(engine, IDS, 8)
+        got, loaded = engine.statistics(), engine._opened.loaded
+        source = next(iter(loaded.arena._sources.values()))
+    assert got.reads == len(sizes) // len(source.pieces) > 0
+    assert got.bytes_disk == sum(sizes) == got.reads * source.num_bytes
+    assert got.fills > got.reads
+
+
+async def test_step_whose_read_fails_is_counted_once_and_so_is_each_failed_fill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Contract 2.7, 3.2: the step fails, `fills_failed` are the fills that did, and the same request then works."""
+    async with expertstream.open(TINY, **quiet(slots="50%", host_memory="30%")) as engine:
+        await host_memory_is_filled(engine)
+
+        def refuse(*_: Any) -> int:
+            raise OSError("planted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FileReader, "read_into", refuse)
+            with pytest.raises(OSError, match="planted"):
+                await generated(engine, IDS, 2)
+        failed = engine.statistics()
+        assert (failed.steps, failed.steps_failed, failed.tokens_prefill) == (1, 1, 0)
+        assert failed.fills_failed == failed.misses - failed.fills > 0
+        assert failed.violations() == []
+        assert len(await generated(engine, IDS, 2)) == 2
+        assert (engine.statistics() - failed).fills_failed == 0
+
+
+def test_failed_reads_of_a_pass_are_counted_one_by_one(tmp_path: Path) -> None:
+    """Contract 2.7, 3.2: of five fills, two of which fail, three are fills with their bytes and two are failed."""
+    reader = ScriptedReader()
+    reader.failing = {ExpertKey(0, 1), ExpertKey(0, 3)}
+    with open_store(tmp_path, num_slots=6, reader=reader) as tiny:
+        with pytest.raises(ReadError, match="the test says so"):
+            tiny.serve([0, 1, 2, 3, 4])
+        assert (tiny.last.misses, tiny.last.fills, tiny.last.fills_failed) == (5, 3, 2)
+        assert tiny.last.bytes == 3 * tiny.records.layouts[0].num_bytes
+        assert tiny.residents() == {0, 2, 4}
+
+
+def test_failed_copies_of_a_pass_move_no_bytes_and_are_no_fills(tmp_path: Path) -> None:
+    """Contract 2.7, 3.2: of three copies, one of which fails, two are fills with their bytes and one is failed."""
+
+    def fail_the_second(copy: ScriptedCopy) -> None:
+        if copy is runtime.copies[1]:
+            copy.fail(OSError("link down"))
+        else:
+            copy.finish()
+
+    runtime = ScriptedRuntime(on_wait=fail_the_second)
+    with open_store(tmp_path, runtime=runtime) as tiny:
+        with pytest.raises(CopyError, match="link down"):
+            tiny.serve([0, 1, 2])
+        assert (tiny.last.misses, tiny.last.fills, tiny.last.fills_failed) == (3, 2, 1)
+        assert tiny.last.bytes == 2 * tiny.records.layouts[0].num_bytes
+        assert tiny.residents() == {0, 2}
+        assert "0 held" in repr(tiny.arena)
+
+
+async def test_totals_only_grow_from_step_to_step() -> None:
+    """Contract 3.1: at every step's end each counter is at least what it was, and the record reconciles."""
+    seen: list[Statistics] = [Statistics.zero()]
+    async with expertstream.open(TINY, **quiet(slots=5, speculate=2)) as engine:
+        engine._opened.on_step.append(lambda record: seen.append(engine.statistics()))
+        await generated(engine, PROMPT, 12)
+        await engine.logits(PROMPT)
+    assert [later.steps - earlier.steps for earlier, later in pairwise(seen)] == [1] * (len(seen) - 1)
+    for earlier, later in pairwise(seen):
+        assert later.violations_since(earlier) == []
+        assert later.violations() == []
