@@ -35,6 +35,11 @@ lint: $(STAMP)
 
 install: $(STAMP)
 
+# Breaks the source one line at a time: tests/mutation/README.md.
+.PHONY: mutation
+mutation: $(STAMP)
+	$(BIN)/python tests/mutation/run.py
+
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 

@@ -10,14 +10,10 @@ from typing import Any
 
 import torch
 
-from ..kernels.cpu import CpuRuntime
 from ..kernels.linear import choose_linear, prefers_onednn, probe_row_multiple
 from ..kernels.runtime import Runtime
 from ..memory.arena import HostArena
-from ..memory.arena_space import ArenaSpace
-from ..memory.budget import LayerNeed, plan_places, plan_slots
 from ..memory.checkpoint import Checkpoint
-from ..memory.host_limits import available_host_bytes
 from ..memory.kv_pages import PagePool
 from ..memory.reader import FileReader
 from ..memory.store import ExpertStore
@@ -26,6 +22,7 @@ from ..steps.model.experts import RoutingHook
 from ..steps.model.forwards import Forwards
 from ..steps.model.mtp import MtpHead
 from ..steps.model.text import TextCodec
+from .placing import make_runtime, place_experts
 from .settings import Settings
 
 __all__ = ["LoadCancelledError", "Loaded", "NotDeterministicError", "load"]
@@ -99,6 +96,7 @@ def load(
     *,
     check_cancelled: Callable[[], None],
     on_progress: Callable[[int, int], None] | None,
+    on_not_pinned: Callable[[str], None],
     on_routing: RoutingHook | None,
 ) -> Loaded:
     """Open a checkpoint and build everything that runs it. What was started is stopped again when this raises.
@@ -108,6 +106,7 @@ def load(
         settings: Resolved.
         check_cancelled: Raises when the opening was cancelled; called between the slow parts.
         on_progress: Called from reader threads with (bytes read, bytes to read) of the expert records.
+        on_not_pinned: Called with the reason, from a thread, when host memory cannot be page-locked.
         on_routing: See `StreamedExperts`.
 
     Raises:
@@ -120,21 +119,26 @@ def load(
     with ExitStack() as undo:
         reader = FileReader()
         undo.callback(reader.close)
-        device = torch.device("cpu")
-        dtype = torch.float32 if settings.dtype == "auto" else _DTYPES[settings.dtype]
-        built = build_model(checkpoint, reader, dtype=dtype, device=device, with_mtp=settings.speculate > 0)
-        check_cancelled()
-        _use_fast_products(built)
-        multiple = probe_row_multiple(_product_shapes(built), built.dtype)
-        if multiple is None and settings.deterministic:
-            raise NotDeterministicError("deterministic: on this CPU rows of a product depend on the rows beside them")
-        check_cancelled()
-        runtime = CpuRuntime(throttle_bytes_per_s=float(os.environ.get("EXPERTSTREAM_TEST_THROTTLE_COPY") or 0))
+        runtime = make_runtime(settings.device)
         undo.callback(runtime.close)
-        arena, store, num_slots = _place_experts(built, settings, runtime, reader, on_progress)
-        undo.callback(arena.close)
+        dtype = _run_dtype(settings, runtime.device)
+        built = build_model(checkpoint, reader, dtype=dtype, device=runtime.device, with_mtp=settings.speculate > 0)
+        check_cancelled()
+        multiple = _row_multiple(built, settings, runtime.device)
+        check_cancelled()
         max_model_len = _max_model_len(built.model.config, settings)
         num_pages = -(-(max_model_len + settings.speculate + 1) // PAGE_SIZE)
+        placed = place_experts(
+            built,
+            settings,
+            runtime,
+            reader,
+            kv_tokens=num_pages * PAGE_SIZE,
+            on_progress=on_progress,
+            on_not_pinned=on_not_pinned,
+        )
+        arena, store, num_slots = placed.arena, placed.store, placed.num_slots
+        undo.callback(arena.close)
         pool = PagePool(num_pages, PAGE_SIZE)
         draft_pool = PagePool(num_pages, PAGE_SIZE) if built.mtp is not None else None
         forwards = Forwards(built, store, pool, draft_pool, multiple or 1, on_routing)
@@ -147,27 +151,22 @@ def load(
     )  # fmt: skip
 
 
-def _place_experts(
-    built: BuiltModel,
-    settings: Settings,
-    runtime: Runtime,
-    reader: FileReader,
-    on_progress: Callable[[int, int], None] | None,
-) -> tuple[HostArena, ExpertStore, dict[int, int]]:
-    needs = [LayerNeed(x.number, x.num_experts, x.top_k, x.layout.num_bytes) for x in built.layers]
-    layouts = {x.number: x.layout for x in built.layers}
-    available = available_host_bytes()
-    places = plan_places(settings.host_memory.kind, settings.host_memory.amount, needs, available_bytes=available)
-    arena_bytes = sum(size * count for size, count in places.items())
-    left = None if available is None else available - arena_bytes
-    taken = {"expert records": arena_bytes}  # on the CPU slots and records share the same memory
-    num_slots = plan_slots(settings.slots.kind, settings.slots.amount, needs, available_bytes=left, taken=taken)
-    space = ArenaSpace(runtime.allocate_host(arena_bytes), places)
-    arena = HostArena(
-        space, layouts, built.sources, reader, num_threads=settings.reader_threads, on_progress=on_progress
-    )
-    experts = {x.number: x.num_experts for x in built.layers}
-    return arena, ExpertStore(runtime, arena, layouts, experts, num_slots, policy=settings.policy), num_slots
+def _run_dtype(settings: Settings, device: torch.device) -> torch.dtype | None:
+    """Return the dtype that runs; None is the checkpoint's own."""
+    if settings.dtype != "auto":
+        return _DTYPES[settings.dtype]
+    return torch.float32 if device.type == "cpu" else None
+
+
+def _row_multiple(built: BuiltModel, settings: Settings, device: torch.device) -> int | None:
+    """Return the multiple at which rows do not depend on their companions, None where there is none to be had."""
+    multiple = None
+    if device.type == "cpu":
+        _use_fast_products(built)
+        multiple = probe_row_multiple(_product_shapes(built), built.dtype)
+    if multiple is None and settings.deterministic:
+        raise NotDeterministicError(f"deterministic: on {device} rows of a product depend on the rows beside them")
+    return multiple
 
 
 def _use_fast_products(built: BuiltModel) -> None:

@@ -100,7 +100,7 @@ async def open_parts(
         sink.entry("warning", "warning", code="settings.unknown_variable", message=text)
     thread = StepThread("expertstream-step")
     try:
-        loaded = await _load(thread, path, settings, progress, routing)
+        loaded = await _load(thread, path, settings, sink, progress, routing)
     except BaseException as exc:
         not_built(_reason(exc))
         thread.close()
@@ -131,6 +131,7 @@ async def _load(
     thread: StepThread,
     path: str | os.PathLike[str],
     settings: Settings,
+    sink: LogSink,
     progress: Callable[[int, int], None] | None,
     routing: Callable[[int, list[list[int]]], None] | None,
 ) -> Any:
@@ -143,7 +144,17 @@ async def _load(
             if is_cancelled:
                 raise loading.LoadCancelledError()
 
-        return loading.load(path, settings, check_cancelled=check, on_progress=progress, on_routing=routing)
+        def not_pinned(reason: str) -> None:
+            sink.entry("warning", "warning", code="host_memory.not_pinned", message=reason)
+
+        return loading.load(
+            path,
+            settings,
+            check_cancelled=check,
+            on_progress=progress,
+            on_not_pinned=not_pinned,
+            on_routing=routing,
+        )
 
     future = thread.submit(work)
     try:

@@ -69,6 +69,7 @@ class StepRunner:
                 # Only a loop that shuts down cancels this task. The step ends when its thread is out of the forward.
                 self._stop()
                 await asyncio.wait([computing])
+                computing.exception()  # seen: what the stopped forward raised is not news to anybody
                 raise
             finally:
                 # What of the step's wall was not computing: handing over, waking up, deciding on the loop.

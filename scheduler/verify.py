@@ -167,7 +167,7 @@ async def _against_transformers(
 ) -> None:
     from ..steps.model.reference import run_reference
 
-    reference = await anyio.to_thread.run_sync(run_reference, path, run.prompt_ids, run.logits.dtype)
+    reference = await anyio.to_thread.run_sync(run_reference, path, run.prompt_ids, run.logits.dtype, run.logits.device)
     add(_close("streamed against transformers, logits", run.logits, reference.logits, is_final=True))
     if not per_layer:
         return

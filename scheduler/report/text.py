@@ -37,7 +37,11 @@ def _write_tables(sections: Iterable[Section], out: TextIO) -> None:
     console = Console(file=out)
     for section in sections:
         # Text, so that brackets of a log are no markup.
-        table = Table(title=Text(visible(section.title), "bold"), title_justify="left", show_header=False)
+        title = Text(_encodable(visible(section.title), out), "bold")
+        if not section.rows:
+            console.print(title)
+            continue
+        table = Table(title=title, title_justify="left", show_header=False)
         table.add_column(overflow="fold")
         table.add_column(overflow="fold")
         for name, value in section.rows:

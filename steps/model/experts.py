@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import torch
 
-from ...kernels.experts import combine, group_rows, run_experts
+from ...kernels.experts import ExpertRows, combine, group_rows, run_experts
 from ...memory.store import ExpertStore
 from .build import ExpertLayer
 from .rows import ActiveForward, DecodeRows
@@ -41,8 +41,16 @@ class StreamedExperts:
         self, layer: ExpertLayer, store: ExpertStore, active: ActiveForward, on_routing: RoutingHook | None = None
     ) -> None:
         self._layer, self._store, self._active, self._on_routing = layer, store, active, on_routing
-        self._parts = {name: part.unbind(0) for name, part in store.parts(layer.number).items()}
         self._overlap = layer.layout.num_bytes >= OVERLAP_MIN_BYTES
+        parts = store.parts(layer.number)
+        if store.runtime.device.type == "cuda":
+            from ...kernels.slot_experts import SlotExperts
+
+            slots = SlotExperts(parts, layer.shape, layer.num_experts)
+            self._run, self._combine = slots.run, slots.combine
+        else:
+            self._parts = {name: part.unbind(0) for name, part in parts.items()}
+            self._run, self._combine = self._run_on_host, combine
 
     def __call__(self, hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """Return [num_rows, hidden] for hidden [num_rows, hidden], topk_ids and topk_weights [num_rows, top_k]."""
@@ -54,17 +62,22 @@ class StreamedExperts:
         if self._on_routing is not None:
             self._on_routing(self._layer.number, chosen)
         groups = group_rows(chosen)
+        topk_ids, topk_weights = topk_ids[:num_rows], topk_weights[:num_rows]
         if isinstance(rows, DecodeRows):
             self._active.widest_share = max(self._active.widest_share, len(groups) / self._layer.num_experts)
         # A scan is what passes through once: a prefill chunk, or a whole sequence without a cache.
         recent = None if isinstance(rows, DecodeRows) else {expert for row in chosen[-RECENT_ROWS:] for expert in row}
-        # A chunk's rows have no companions from other requests: their number is the request's own, alone or in a batch.
-        multiple = self._active.row_multiple if isinstance(rows, DecodeRows) else 1
         pairs = hidden.new_empty((num_rows * topk_ids.shape[1], hidden.shape[1]))
         serving = self._store.serve(self._layer.number, list(groups), recent, overlap=self._overlap)
         with closing(iter(serving)) as batches:
             for leases in batches:
-                ready = [(groups[lease.expert], lease.slot) for lease in leases]
-                run_experts(hidden, topk_ids.shape[1], ready, self._parts, self._layer.shape, multiple, pairs)
-        out = combine(pairs, topk_weights[:num_rows], hidden.dtype)
+                self._run(hidden, topk_ids, [(groups[lease.expert], lease.slot) for lease in leases], pairs)
+        out = self._combine(pairs, topk_weights, hidden.dtype)
         return rows.pad(out) if isinstance(rows, DecodeRows) else out
+
+    def _run_on_host(
+        self, hidden: torch.Tensor, topk_ids: torch.Tensor, groups: Sequence[tuple[ExpertRows, int]], out: torch.Tensor
+    ) -> None:
+        # A chunk's rows have no companions from other requests: their number is the request's own, alone or in a batch.
+        multiple = self._active.row_multiple if isinstance(self._active.rows, DecodeRows) else 1
+        run_experts(hidden, topk_ids.shape[1], groups, self._parts, self._layer.shape, multiple, out)

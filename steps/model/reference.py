@@ -29,18 +29,21 @@ class ReferenceRun:
 
 
 @torch.inference_mode()
-def run_reference(path: str | os.PathLike[str], token_ids: Sequence[int], dtype: torch.dtype) -> ReferenceRun:
+def run_reference(
+    path: str | os.PathLike[str], token_ids: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> ReferenceRun:
     """Load the whole model with transformers' grouped experts and run one forward without a cache. Blocking.
 
     Args:
         path: The checkpoint's folder.
         token_ids: The sequence.
         dtype: The dtype that runs.
+        device: Where it runs.
     """
     model: Any = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, experts_implementation="grouped_mm", trust_remote_code=False, local_files_only=True
     )
-    model.eval()
+    model.eval().to(device)
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
 
@@ -53,5 +56,5 @@ def run_reference(path: str | os.PathLike[str], token_ids: Sequence[int], dtype:
     for layer in model.get_decoder().layers:
         layer.register_forward_pre_hook(before, with_kwargs=True)
         layer.register_forward_hook(after)
-    out = model(input_ids=torch.tensor([list(token_ids)]), use_cache=False)
+    out = model(input_ids=torch.tensor([list(token_ids)], device=device), use_cache=False)
     return ReferenceRun(out.logits[0], tuple(inputs), tuple(outputs))

@@ -81,8 +81,8 @@ def measure(policy: str, num_slots: int, lookups: int, repeats: int) -> float:
 def main() -> None:
     """Measure both policies at both sizes and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lookups", type=int, default=4_000)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--lookups", type=int, default=1_000)
+    parser.add_argument("--repeats", type=int, default=40)
     given = parser.parse_args()
     result: dict[str, object] = {
         "benchmark": "residency_cost",

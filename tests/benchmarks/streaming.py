@@ -62,8 +62,7 @@ async def measure(model: Path, slots: str, num_tokens: int, rounds: int, dtype: 
             stream = engine.generate(prompt, max_tokens=num_tokens)
             tokens.append((await anext(stream)).id)
             before, started = engine.statistics(), time.perf_counter()
-            async for token in stream:
-                tokens.append(token.id)
+            tokens.extend([token.id async for token in stream])
             spent = time.perf_counter() - started
             if number:  # the first round warms up
                 per_token.append(spent / (num_tokens - 1))

@@ -21,6 +21,7 @@ import time
 import tomllib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -226,9 +227,9 @@ class Runner:
 def _end(process: BaseProcess) -> None:
     if process.is_alive():
         if hasattr(os, "killpg") and process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
+            with suppress(ProcessLookupError):  # it has not made its group yet
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
     process.join()
 
 

@@ -39,7 +39,7 @@ def listing(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_generate_from_a_read_only_folder_with_an_unusual_name(tmp_path: Path) -> None:
-    """A checkpoint that cannot be written to, under a path with spaces and non-ASCII letters, works and stays as it was."""
+    """A read-only checkpoint, under a path with spaces and non-ASCII letters, works and stays as it was."""
     folder = tmp_path / "模型 ünï 1 (copy)"
     shutil.copytree(TINY, folder)
     before = listing(folder)

@@ -293,5 +293,5 @@ async def test_configure_changes_what_does_not_latch_and_refuses_the_rest_by_nam
         engine.configure(stats_every=2, slots="50%")
         await tokens_of(engine, num_tokens=4)
         assert log.getvalue().count('"event": "statistics"') == 2
-        with pytest.raises(expertstream.SettingError, match="slots.*latched at open"):
+        with pytest.raises(expertstream.SettingError, match=r"slots.*latched at open"):
             engine.configure(slots="25%")

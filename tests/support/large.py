@@ -30,7 +30,7 @@ _BASE: dict[str, Any] = {
 
 
 def write_zeros(folder: Path, **changes: Any) -> Path:
-    """Write a Qwen3-MoE checkpoint in bfloat16, experts one by one, every weight zero; 1.5 GiB of experts as it stands."""
+    """Write a Qwen3-MoE checkpoint in bfloat16, experts one by one, all weights zero; 1.5 GiB of experts by default."""
     config = {**_BASE, **changes}
     shapes = dict(_shapes(config))
     header: dict[str, Any] = {}

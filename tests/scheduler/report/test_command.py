@@ -50,7 +50,7 @@ def test_command_shows_what_ran_in_plain_text(log: Path, capsys: pytest.CaptureF
 
 
 def test_command_prints_json_with_rates_or_null(good: Entries, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """D13: a rate of nothing is null, not NaN and not 0."""
+    """A rate of nothing is null, not NaN and not 0."""
     assert main(["report", "--json", str(log)]) == 0
     values = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     (run,) = values["runs"]

@@ -183,6 +183,12 @@ PLANTED: dict[str, tuple[Callable[[Entries], object], int, str, str]] = {
     "a reason though stores were built": (at(10, reason="refused"), 10, "shape", "reason says why no store"),
     "no stores and no reason": (at(10, stores=[]), 10, "shape", "stores is empty, and reason does not say why"),
     "never requested": (at(1, event="other"), 2, "shape", "without streaming.requested"),
+    "a store before the request": (
+        lambda log: [log[0].update(seq=2), log[1].update(seq=1)],
+        2,
+        "shape",
+        "seq 1 comes before streaming.requested with seq 2",
+    ),
     "requested twice": (repeated(1, seq=11), 11, "shape", "a second streaming.requested"),
     "half a line in the middle": (instead(6, '{"schema": "expertstr'), 6, "damage", "line 6: not JSON"),
     "a list in the middle": (instead(6, "[1, 2]"), 6, "damage", "line 6: not a JSON object"),

@@ -122,7 +122,7 @@ def test_reading_wrong_types_leave_the_other_records_alone(check: Check, good: E
     assert as_values(report, is_checked=True)["runs"][0]["stores"][0]["statistics"]["steps"] == 8
 
 
-HOSTILE = [
+HOSTILE: list[dict[str, object]] = [
     {"seq": 1, "run_id": "r"},
     {"schema": ["expertstream/1"], "seq": [], "run_id": {}},
     {"event": ["process.final"], "level": [], "ts": 1},
@@ -167,6 +167,8 @@ def test_reading_threads_that_write_numbers_in_the_other_order_break_nothing(che
     log = list(good)
     log[3], log[4] = log[4], log[3]
     assert check(log).findings.kept == []
+    (run,) = as_values(check(log[:5]), is_checked=True)["runs"]
+    assert run["stores"][0]["statistics"]["steps"] == 8, "the latest is the one with the larger number"
 
 
 def grown(good: Entries, num_periodic: int) -> Entries:

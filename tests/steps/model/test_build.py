@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from families import write_family
+from safetensors.torch import load_file, save_file
+from tiny import NUM_EXPERTS, NUM_LAYERS, TINY, TOP_K
+
 from expertstream.memory.checkpoint import Checkpoint
 from expertstream.memory.errors import CheckpointError
 from expertstream.memory.reader import FileReader
 from expertstream.steps.model.build import BuiltModel, build_model
 from expertstream.steps.model.errors import NotMixtureOfExpertsError, UnsupportedModelError
-from families import write_family
-from safetensors.torch import load_file, save_file
-from tiny import NUM_EXPERTS, NUM_LAYERS, TINY, TOP_K
 
 Tensors = dict[str, torch.Tensor]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import NUM_LAYERS, PROMPT, TINY, reference, tokenizer
+
 from expertstream.scheduler.loading import Loaded, load
 from expertstream.scheduler.settings import resolve
-from tiny import NUM_LAYERS, PROMPT, TINY, reference, tokenizer
 
 TEXT = (Path(__file__).parents[2] / "support" / "tiny.py").read_text(encoding="utf-8")
 
@@ -19,7 +20,14 @@ TEXT = (Path(__file__).parents[2] / "support" / "tiny.py").read_text(encoding="u
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[Loaded]:
     settings = resolve({"slots": "50%", "speculate": 1}, environ={}).settings
-    opened = load(TINY, settings, check_cancelled=lambda: None, on_progress=None, on_routing=None)
+    opened = load(
+        TINY,
+        settings,
+        check_cancelled=lambda: None,
+        on_progress=None,
+        on_not_pinned=lambda reason: None,
+        on_routing=None,
+    )
     yield opened
     opened.close()
 
