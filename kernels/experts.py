@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .linear import choose_linear
+from .linear import Product, choose_linear
 
 __all__ = ["ExpertRows", "ExpertShape", "Slots", "combine", "group_rows", "run_experts"]
 
@@ -61,64 +61,39 @@ def run_experts(
     groups: Sequence[tuple[ExpertRows, int]],
     parts: Mapping[str, Slots],
     shape: ExpertShape,
-    row_multiple: int,
     out: torch.Tensor,
 ) -> None:
     """Compute experts that are in slots and store each (row, rank) pair's output.
 
     Args:
-        hidden: [rows, hidden], the device of the slots. Rows beyond those of `out` are padding: copies of the first.
+        hidden: [num_rows, hidden], the device of the slots.
         top_k: Experts per row.
         groups: (rows of an expert, its slot).
         parts: Part name → a tensor per slot.
         shape: How the module computes.
-        row_multiple: Every product gets a multiple of this many rows, filled up with copies.
         out: [num_rows × top_k, hidden], written at the pairs of `groups` only.
 
     Stream:
         Everything is enqueued on the current stream.
     """
-    if out.shape[0] == top_k and hidden.shape[0] == row_multiple:
-        _run_one_row(hidden, groups, parts, shape, out)
-        return
-    rows: list[int] = []
-    pairs: list[int] = []
-    kept: list[int] = []
-    bounds: list[tuple[int, int, int]] = []
-    for group, slot in groups:
-        start, count = len(rows), len(group.pairs)
-        rows.extend(pair // top_k for pair in group.pairs)
-        rows.extend(rows[start : start + 1] * (-count % row_multiple))
-        pairs.extend(group.pairs)
-        kept.extend(range(start, start + count))
-        bounds.append((start, len(rows), slot))
-    numbers = torch.tensor(rows + kept + pairs, device=hidden.device)
-    x = hidden.index_select(0, numbers[: len(rows)])
-    up = _products([(x[start:end], slot) for start, end, slot in bounds], parts, shape.up_name, shape)
-    act = shape.activate(up)
-    down = _products([(act[start:end], slot) for start, end, slot in bounds], parts, "down_proj", shape)
-    if len(kept) < len(rows):
-        down = down.index_select(0, numbers[len(rows) : len(rows) + len(kept)])
-    out.index_copy_(0, numbers[len(rows) + len(kept) :], down)
-
-
-def _run_one_row(
-    hidden: torch.Tensor,
-    groups: Sequence[tuple[ExpertRows, int]],
-    parts: Mapping[str, Slots],
-    shape: ExpertShape,
-    out: torch.Tensor,
-) -> None:
-    """Do the same for a single row and its padding: every expert gets the rows as they are, nothing is gathered."""
-    count = hidden.shape[0]
-    act = shape.activate(_products([(hidden, slot) for _, slot in groups], parts, shape.up_name, shape))
-    blocks = act.view(len(groups), count, -1)
-    down = _products([(block, slot) for block, (_, slot) in zip(blocks, groups)], parts, "down_proj", shape)[::count]
-    pairs = [group.pairs[0] for group, _ in groups]
+    pairs = [pair for group, _ in groups for pair in group.pairs]
+    if hidden.shape[0] == 1:
+        blocks = [(hidden, slot) for _, slot in groups]
+    else:
+        x = hidden[[pair // top_k for pair in pairs]]
+        blocks = _cut(x, groups)
+    up = _products(blocks, parts, shape.up_name, shape)
+    down = _products(_cut(shape.activate(up), groups), parts, "down_proj", shape)
     if pairs == list(range(out.shape[0])):
         out.copy_(down)
     else:
         out[pairs] = down
+
+
+def _cut(rows: torch.Tensor, groups: Sequence[tuple[ExpertRows, int]]) -> list[tuple[torch.Tensor, int]]:
+    """Cut rows that lie group after group into (rows of a group, its slot)."""
+    sizes = [len(group.pairs) for group, _ in groups]
+    return list(zip(torch.split(rows, sizes), [slot for _, slot in groups]))
 
 
 def _products(
@@ -126,16 +101,12 @@ def _products(
 ) -> torch.Tensor:
     """Multiply each block of rows by its slot's weight; return the results one under the other."""
     weights = parts[name]
-    product = _transposed if shape.is_transposed else choose_linear(weights[0])
+    product: Product = torch.matmul if shape.is_transposed else choose_linear(weights[0])
     outs = [product(rows, weights[slot]) for rows, slot in blocks]
     if shape.has_bias:
         biases = parts[name + "_bias"]
         outs = [out + biases[slot] for out, (_, slot) in zip(outs, blocks)]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
-
-
-def _transposed(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return rows @ weight
 
 
 def combine(pair_outputs: torch.Tensor, topk_weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

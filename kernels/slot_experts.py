@@ -124,7 +124,7 @@ class SlotExperts:
         elif self._kernels:
             self._run_rows(_aligned(hidden), topk_ids.shape[1], groups, out)
         else:
-            experts.run_experts(hidden, topk_ids.shape[1], groups, self._parts, self._shape, 1, out)
+            experts.run_experts(hidden, topk_ids.shape[1], groups, self._parts, self._shape, out)
 
     def combine(self, pair_outputs: torch.Tensor, topk_weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Weigh and sum each row's expert outputs in the router's order; see `experts.combine`."""

@@ -10,7 +10,7 @@ import torch
 
 from ..kernels.runtime import Event, Runtime
 from .arena import HostArena
-from .outcome import Outcome
+from .outcome import Tally
 from .records import ExpertKey, RecordLayout
 from .slots import Fill, SlotTable
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         def runtime(self) -> Runtime: ...
         @property
         def arena(self) -> HostArena: ...
-        def count(self, outcome: Outcome) -> None: ...
+        @property
+        def tally(self) -> Tally: ...
         def keep_until_done(self, copies: Iterable[tuple[ExpertKey, Event]]) -> None: ...
         def settle(self, max_pending: int | None = None) -> None: ...
 
@@ -42,18 +43,23 @@ class Lease:
 
 @dataclass(slots=True)
 class LayerSlots:
-    """One layer's slots on the device: the table, the memory, its parts as tensors, and the last read of each slot."""
+    """One layer's slots on the device.
+
+    Attributes:
+        table: Who lives in them.
+        layout: Of a record.
+        slots: uint8 [record bytes] each.
+        parts: Part name → tensor [num_slots, …] over the same memory.
+        last_read: Of each slot; None when nothing that reads it is outstanding.
+        looked_up: Experts that this step has looked up already.
+    """
 
     table: SlotTable
     layout: RecordLayout
-    slots: torch.Tensor
+    slots: tuple[torch.Tensor, ...]
     parts: dict[str, torch.Tensor]
     last_read: list[Event | None]
-
-    def slot(self, number: int) -> torch.Tensor:
-        """Return uint8 [record bytes], device."""
-        size = self.layout.num_bytes
-        return self.slots[number * size : (number + 1) * size]
+    looked_up: set[int]
 
 
 class Copies:
@@ -77,7 +83,7 @@ class Copies:
         batch, self._queue = self._queue[:limit], self._queue[limit:]
         self._store.settle(limit - len(batch))  # records that are still copied from take places too
         outcome, errors = self._store.arena.require([ExpertKey(self._number, fill.expert) for fill in batch])
-        self._store.count(outcome + Outcome(fills_failed=len(errors)))
+        self._store.tally.add(reads=outcome.reads, bytes_disk=outcome.bytes_disk, fills_failed=len(errors))
         self._errors += errors.values()
         for fill in batch:
             if ExpertKey(self._number, fill.expert) not in errors:
@@ -100,9 +106,9 @@ class Copies:
     def _start_one(self, fill: Fill) -> None:
         key = ExpertKey(self._number, fill.expert)
         self._layer.table.begin_fill(fill)
-        self._store.count(Outcome(evictions=int(fill.victim is not None)))
+        self._store.tally.add(evictions=int(fill.victim is not None))
         try:
-            slot, last_read = self._layer.slot(fill.slot), self._layer.last_read[fill.slot]
+            slot, last_read = self._layer.slots[fill.slot], self._layer.last_read[fill.slot]
             event = self._store.runtime.copy(slot, self._store.arena.record(key), after=last_read)
         except Exception as exc:  # delivered by raise_first; the next copy into the slot awaits its last read
             self._fail(fill, exc)
@@ -128,11 +134,12 @@ class Copies:
         self._in_flight = []
         self._store.arena.release(key for key, _ in lost)
         num_bytes = len(arrived) * self._layer.layout.num_bytes
-        self._store.count(Outcome(fills=len(arrived), bytes=num_bytes, stall_ns=sum(e.stall_ns for _, e in lost)))
+        stall_ns = sum(event.stall_ns for _, event in lost)
+        self._store.tally.add(fills=len(arrived), bytes=num_bytes, stall_ns=stall_ns)
         # Computing waits for these copies; where it does so on the device they have not ended yet.
         self._store.keep_until_done(arrived)
 
     def _fail(self, fill: Fill, error: BaseException) -> None:
         self._errors.append(error)
         self._layer.table.fail_fill(fill.expert)
-        self._store.count(Outcome(fills_failed=1))
+        self._store.tally.add(fills_failed=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["Outcome"]
+__all__ = ["Outcome", "Tally"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +44,21 @@ class Outcome:
 
 
 _NAMES = tuple(field.name for field in fields(Outcome))
+
+
+class Tally:
+    """A running sum of outcomes, cheap to add a few fields to. For one thread."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(_NAMES, 0)
+
+    def add(self, **counts: int) -> None:
+        """Add to fields of an `Outcome`, by name."""
+        for name, count in counts.items():
+            self._counts[name] += count
+
+    def take(self) -> Outcome:
+        """Return the sum and start over."""
+        outcome = Outcome(**self._counts)
+        self._counts = dict.fromkeys(_NAMES, 0)
+        return outcome

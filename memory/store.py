@@ -14,7 +14,7 @@ import torch
 from ..kernels.runtime import Event, Runtime
 from .arena import HostArena
 from .copies import Copies, LayerSlots, Lease
-from .outcome import Outcome
+from .outcome import Outcome, Tally
 from .policy import make_policy
 from .records import ExpertKey, RecordLayout
 from .slots import Decision, SlotTable
@@ -54,17 +54,19 @@ class ExpertStore:
         self.runtime, self.arena = runtime, arena
         self.age = 0
         """Number of `paged` steps ended: the time by which policies age. Advanced by the step's owner."""
-        self._outcome = Outcome()
+        self.tally = Tally()
+        """What happened since the step's owner last took it."""
         self._pending: deque[tuple[ExpertKey, Event]] = deque()
         block = runtime.allocate_device(sum(num_slots[n] * layouts[n].num_bytes for n in layouts))
         self._layers: dict[int, LayerSlots] = {}
         start = 0
         for number, layout in layouts.items():
             end = start + num_slots[number] * layout.num_bytes
-            slots = block[start:end]
+            records = block[start:end]
             table = SlotTable(num_slots[number], make_policy(policy, num_experts[number]))
-            parts = layout.views(slots, num_slots[number])
-            self._layers[number] = LayerSlots(table, layout, slots, parts, [None] * num_slots[number])
+            parts = layout.views(records, num_slots[number])
+            slots = torch.split(records, layout.num_bytes)
+            self._layers[number] = LayerSlots(table, layout, slots, parts, [None] * num_slots[number], set())
             start = end
         self.num_bytes = block.numel()
 
@@ -75,10 +77,6 @@ class ExpertStore:
     def table(self, layer: int) -> SlotTable:
         """Return the residency table of a layer, for looking at."""
         return self._layers[layer].table
-
-    def count(self, outcome: Outcome) -> None:
-        """Add to what happened since the step's owner last took it."""
-        self._outcome = self._outcome + outcome
 
     def keep_until_done(self, copies: Iterable[tuple[ExpertKey, Event]]) -> None:
         """Keep the records held from which these copies read until they are done."""
@@ -105,13 +103,17 @@ class ExpertStore:
                 time.sleep(POLL_S)
         if released:
             self.arena.release(released)
-            self.count(Outcome(copy_ns=copy_ns, stall_ns=stall_ns))
+            self.tally.add(copy_ns=copy_ns, stall_ns=stall_ns)
 
     def take_outcome(self) -> Outcome:
-        """Return what happened since the last call; a copy's time is told once it is done."""
+        """Return what happened in the step that ends here; a copy's time is told once it is done.
+
+        Look-ups of the next step count anew: within a step an expert is looked up once, whichever row wants it.
+        """
         self.settle()
-        outcome, self._outcome = self._outcome, Outcome()
-        return outcome
+        for layer in self._layers.values():
+            layer.looked_up.clear()
+        return self.tally.take()
 
     def serve(self, layer: int, experts: Sequence[int], recent: Collection[int] | None, *, overlap: bool) -> Serving:
         """Serve distinct experts of a layer, to be iterated once.
@@ -125,12 +127,6 @@ class ExpertStore:
         state = self._layers[layer]
         waves = order_waves(state.table, experts, recent)
         return Serving(self, layer, waves, overlap)
-
-    def drop_residents(self) -> None:
-        """Forget every resident expert of every layer; nothing may be held. Slots keep their memory."""
-        for state in self._layers.values():
-            for expert in list(state.table.policy.victims()):
-                state.table.evict(expert)
 
     def __repr__(self) -> str:
         tables = [state.table for state in self._layers.values()]
@@ -155,15 +151,29 @@ class Serving:
                 decision = self._layer.table.decide(pending, max_evictions=wave.max_evictions)
                 if len(decision.rest) == len(pending):
                     raise RuntimeError(f"no slot can be had for {len(pending)} experts: {self._layer.table!r}")
-                self._count(waves=int(passes > 0))
+                self._count(decision, is_extra=passes > 0)
                 yield from self._serve_pass(pending, decision, wave.is_cold)
                 passes, pending = passes + 1, decision.rest
 
+    def _count(self, decision: Decision, *, is_extra: bool) -> None:
+        """Count a pass. A hit is a look-up once a step; an expert that was evicted since and comes again is another."""
+        known = self._layer.looked_up
+        hits = sum(expert not in known for expert, _ in decision.hits)
+        misses = len(decision.fills)
+        is_extra = is_extra or any(fill.expert in known for fill in decision.fills)
+        self._store.tally.add(lookups=hits + misses, hits=hits, misses=misses, waves=int(is_extra))
+        known.update(expert for expert, _ in decision.hits)
+        known.update(fill.expert for fill in decision.fills)
+
     def _serve_pass(self, experts: Sequence[int], decision: Decision, is_cold: bool) -> Iterator[tuple[Lease, ...]]:
-        num_hits, num_fills = len(decision.hits), len(decision.fills)
-        self._count(lookups=num_hits + num_fills, hits=num_hits, misses=num_fills)
         hits = tuple(Lease(expert, slot) for expert, slot in decision.hits)
         self._hold(hits)
+        if not decision.fills:
+            try:
+                yield from self._lend(hits)
+            finally:
+                self._end_pass(experts, hits, (), is_cold)
+            return
         copies = Copies(self._store, self._number, self._layer, decision.fills)
         try:
             copies.start()
@@ -181,7 +191,7 @@ class Serving:
         try:
             yield leases
         finally:  # also when computing raised: what it had enqueued may still read the slots
-            event = self._store.runtime.record_compute([self._layer.slot(lease.slot) for lease in leases])
+            event = self._store.runtime.record_compute([self._layer.slots[lease.slot] for lease in leases])
             for lease in leases:
                 self._layer.last_read[lease.slot] = event
 
@@ -204,6 +214,3 @@ class Serving:
             for expert in experts:
                 if expert in served:
                     table.policy.touch(expert, age)
-
-    def _count(self, **counts: int) -> None:
-        self._store.count(Outcome(**counts))

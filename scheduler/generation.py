@@ -108,6 +108,8 @@ class Generation:
 
     def _verify_step(self, step: Step, token_ids: list[int]) -> tuple[list[int], torch.Tensor]:
         """Compute the next token and the drafts after it; keep the rows whose input was right."""
+        if self._loaded.is_row_exact:
+            return self._verify_row_by_row(step, token_ids)
         result, rows = self._forwards.decode([(self._sequence, token_ids)])
         chosen = _greedy(result)
         num_right = 0
@@ -116,6 +118,20 @@ class Generation:
         rows.keep(self._sequence, num_right + 1)
         step.count_tokens(decode=len(token_ids), accepted=num_right)
         return chosen[: num_right + 1], result.hidden[: num_right + 1]
+
+    def _verify_row_by_row(self, step: Step, token_ids: list[int]) -> tuple[list[int], torch.Tensor]:
+        """Do the same with each row by itself, as plain decoding computes it; the first wrong draft ends it."""
+        chosen: list[int] = []
+        hidden = []
+        for token_id, draft in zip(token_ids, [*token_ids[1:], None]):
+            result, rows = self._forwards.decode([(self._sequence, [token_id])])
+            rows.keep(self._sequence, 1)
+            chosen += _greedy(result)
+            hidden.append(result.hidden)
+            if chosen[-1] != draft:
+                break
+        step.count_tokens(decode=len(chosen), accepted=len(chosen) - 1)
+        return chosen, hidden[0] if len(hidden) == 1 else self._forwards.join(hidden)
 
     def _draft_step(self, step: Step, ids: Seq[int], hidden: torch.Tensor, count: int) -> tuple[int, torch.Tensor]:
         result = self._forwards.draft(self._draft_sequence, ids, hidden)

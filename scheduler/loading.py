@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..kernels.linear import choose_linear, prefers_onednn, probe_row_multiple
+from ..kernels.linear import choose_linear
 from ..kernels.runtime import Runtime
 from ..memory.arena import HostArena
 from ..memory.checkpoint import Checkpoint
@@ -50,8 +50,7 @@ class Loaded:
 
     Attributes:
         num_slots: MoE layer → slots.
-        row_multiple: Decode rows are padded to multiples of this; 1 where rows depend on their companions anyway.
-        is_row_exact: Whether rows do not depend on their companions.
+        is_row_exact: Whether each decode row is computed by itself, so that its bits do not depend on other rows.
         max_model_len: Tokens of one request, prompt and generated together.
         end_ids: Token ids that end a generation.
     """
@@ -67,7 +66,6 @@ class Loaded:
     draft_pool: PagePool | None
     text: TextCodec
     num_slots: dict[int, int]
-    row_multiple: int
     is_row_exact: bool
     max_model_len: int
     end_ids: frozenset[int]
@@ -121,10 +119,10 @@ def load(
         undo.callback(reader.close)
         runtime = make_runtime(settings.device)
         undo.callback(runtime.close)
+        is_row_exact = _is_row_exact(settings, runtime.device)
         dtype = _run_dtype(settings, runtime.device)
         built = build_model(checkpoint, reader, dtype=dtype, device=runtime.device, with_mtp=settings.speculate > 0)
-        check_cancelled()
-        multiple = _row_multiple(built, settings, runtime.device)
+        _use_fast_products(built)
         check_cancelled()
         max_model_len = _max_model_len(built.model.config, settings)
         num_pages = -(-(max_model_len + settings.speculate + 1) // PAGE_SIZE)
@@ -141,13 +139,13 @@ def load(
         undo.callback(arena.close)
         pool = PagePool(num_pages, PAGE_SIZE)
         draft_pool = PagePool(num_pages, PAGE_SIZE) if built.mtp is not None else None
-        forwards = Forwards(built, store, pool, draft_pool, multiple or 1, on_routing)
+        forwards = Forwards(built, store, pool, draft_pool, on_routing)
         text = TextCodec(checkpoint)
         arena.start()
         undo.pop_all()
     return Loaded(
         checkpoint, reader, runtime, arena, store, forwards, built, pool, draft_pool, text, num_slots,
-        multiple or 1, multiple is not None, max_model_len, _end_ids(checkpoint),
+        is_row_exact, max_model_len, _end_ids(checkpoint),
     )  # fmt: skip
 
 
@@ -158,44 +156,25 @@ def _run_dtype(settings: Settings, device: torch.device) -> torch.dtype | None:
     return torch.float32 if device.type == "cpu" else None
 
 
-def _row_multiple(built: BuiltModel, settings: Settings, device: torch.device) -> int | None:
-    """Return the multiple at which rows do not depend on their companions, None where there is none to be had."""
-    multiple = None
-    if device.type == "cpu":
-        _use_fast_products(built)
-        multiple = probe_row_multiple(_product_shapes(built), built.dtype)
-    if multiple is None and settings.deterministic:
-        raise NotDeterministicError(f"deterministic: on {device} rows of a product depend on the rows beside them")
-    return multiple
-
-
 def _use_fast_products(built: BuiltModel) -> None:
-    """Send the dense part's large products the way the experts' go; small ones stay with torch's default."""
+    """Send the dense part's products the way the experts' go where that is not torch's default."""
     for root in (built.model, built.mtp):
         for module in root.modules() if root is not None else ():
-            if type(module) is torch.nn.Linear and not module.weight.is_meta and prefers_onednn(module.weight):
+            if type(module) is torch.nn.Linear and choose_linear(module.weight) is not torch.nn.functional.linear:
                 module.forward = _fast_forward(module)  # type: ignore[method-assign,assignment]
 
 
 def _fast_forward(module: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    product = choose_linear(module.weight)
-    return lambda input: product(input, module.weight, module.bias)
+    product, weight, bias = choose_linear(module.weight), module.weight, module.bias
+    return lambda input: product(input, weight, bias)
 
 
-def _product_shapes(built: BuiltModel) -> set[tuple[int, int]]:
-    """Collect (out, in) of every product whose rows must not depend on their companions."""
-    shapes: set[tuple[int, int]] = set()
-    for root in (built.model, built.mtp):
-        for module in root.modules() if root is not None else ():
-            if not isinstance(module, torch.nn.Embedding):
-                shapes |= {(p.shape[0], p.shape[1]) for p in module.parameters(recurse=False) if p.ndim == 2}
-    for layer in built.layers:
-        for part in layer.layout.parts:
-            if len(part.shape) == 2:
-                shapes.add(
-                    (part.shape[1], part.shape[0]) if layer.shape.is_transposed else (part.shape[0], part.shape[1])
-                )
-    return shapes
+def _is_row_exact(settings: Settings, device: torch.device) -> bool:
+    """Return whether a row's bits do not depend on other rows of its step: on the CPU each is computed by itself."""
+    is_exact = device.type == "cpu"
+    if settings.deterministic and not is_exact:
+        raise NotDeterministicError(f"deterministic: on {device} rows of a product depend on the rows beside them")
+    return is_exact
 
 
 def _max_model_len(config: Any, settings: Settings) -> int:

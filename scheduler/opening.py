@@ -192,7 +192,6 @@ def _facts(path: str | os.PathLike[str], resolved: Resolved, loaded: Any) -> dic
         "policy": resolved.settings.policy,
         "decide": "host",
         "link_bytes_per_s": None,
-        "row_multiple": loaded.row_multiple,
         "row_exact": loaded.is_row_exact,
         "decoder_layers": loaded.forwards.num_layers,
         "vocabulary": loaded.vocabulary,

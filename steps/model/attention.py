@@ -58,7 +58,7 @@ class PagedAttention:
             keys, values = self._active.pool.read(self._layer, row.sequence.table, start, end)
             keys, values = keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
             outs.append(self._kernel(self._module, query[number : number + 1], keys, values, None, **options)[0])
-        return rows.pad(outs[0] if len(outs) == 1 else torch.cat(outs))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def _causal_mask(

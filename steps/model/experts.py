@@ -57,27 +57,22 @@ class StreamedExperts:
         if self._active.is_stopped:
             raise StepStoppedError()
         rows = self._active.rows
-        num_rows = len(rows.rows) if isinstance(rows, DecodeRows) else hidden.shape[0]
-        chosen: list[list[int]] = topk_ids[:num_rows].tolist()  # a row of padding asks for nothing
+        chosen: list[list[int]] = topk_ids.tolist()
         if self._on_routing is not None:
             self._on_routing(self._layer.number, chosen)
         groups = group_rows(chosen)
-        topk_ids, topk_weights = topk_ids[:num_rows], topk_weights[:num_rows]
         if isinstance(rows, DecodeRows):
             self._active.widest_share = max(self._active.widest_share, len(groups) / self._layer.num_experts)
         # A scan is what passes through once: a prefill chunk, or a whole sequence without a cache.
         recent = None if isinstance(rows, DecodeRows) else {expert for row in chosen[-RECENT_ROWS:] for expert in row}
-        pairs = hidden.new_empty((num_rows * topk_ids.shape[1], hidden.shape[1]))
+        pairs = hidden.new_empty((topk_ids.numel(), hidden.shape[1]))
         serving = self._store.serve(self._layer.number, list(groups), recent, overlap=self._overlap)
         with closing(iter(serving)) as batches:
             for leases in batches:
                 self._run(hidden, topk_ids, [(groups[lease.expert], lease.slot) for lease in leases], pairs)
-        out = self._combine(pairs, topk_weights, hidden.dtype)
-        return rows.pad(out) if isinstance(rows, DecodeRows) else out
+        return self._combine(pairs, topk_weights, hidden.dtype)
 
     def _run_on_host(
         self, hidden: torch.Tensor, topk_ids: torch.Tensor, groups: Sequence[tuple[ExpertRows, int]], out: torch.Tensor
     ) -> None:
-        # A chunk's rows have no companions from other requests: their number is the request's own, alone or in a batch.
-        multiple = self._active.row_multiple if isinstance(self._active.rows, DecodeRows) else 1
-        run_experts(hidden, topk_ids.shape[1], groups, self._parts, self._layer.shape, multiple, out)
+        run_experts(hidden, topk_ids.shape[1], groups, self._parts, self._layer.shape, out)

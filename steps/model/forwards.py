@@ -20,7 +20,7 @@ from .errors import UnsupportedModelError
 from .experts import RoutingHook, StreamedExperts
 from .mixers import RowwiseMixer, find_mixers
 from .plugs import plug_in
-from .rows import ActiveForward, DecodeRows, PrefillRows, Row, Sequence, plan_decode_rows
+from .rows import ActiveForward, DecodeRows, PrefillRows, Row, Sequence
 
 __all__ = ["Forwards", "PagedResult"]
 
@@ -46,7 +46,6 @@ class Forwards:
         store: Serves its experts.
         pool: KV pages of the body.
         draft_pool: KV pages of the MTP head; None without one.
-        row_multiple: Decode rows and expert groups are padded to multiples of this.
         on_routing: See `StreamedExperts`.
 
     Raises:
@@ -59,7 +58,6 @@ class Forwards:
         store: ExpertStore,
         pool: PagePool,
         draft_pool: PagePool | None,
-        row_multiple: int,
         on_routing: RoutingHook | None = None,
     ) -> None:
         self._built = built
@@ -68,10 +66,10 @@ class Forwards:
         self._kernel = choose_kernel(built.model)
         self._hidden: torch.Tensor | None = None
         self._body.register_forward_hook(self._keep_hidden)
-        self._active = ActiveForward(pool, row_multiple)
-        self._cache = self._plug(self._body, self._body.config, self._active)
+        self._active = ActiveForward(pool)
+        self._cache = self._plug(self._model, self._body.config, self._active)
         self._body_keywords = set(inspect.signature(type(self._model).forward).parameters)
-        self._draft_active = ActiveForward(draft_pool or pool, row_multiple)
+        self._draft_active = ActiveForward(draft_pool or pool)
         if built.mtp is not None:
             self._draft_cache = self._plug(built.mtp, built.mtp.config, self._draft_active)
         for layer in built.layers:
@@ -114,17 +112,14 @@ class Forwards:
         """
         planned = [Row(s, s.num_tokens + offset) for s, token_ids in rows for offset in range(len(token_ids))]
         tokens = [token for _, token_ids in rows for token in token_ids]
-        batch = plan_decode_rows(planned, self._active.row_multiple)
-        padding = batch.num_padded - len(tokens)
-        ids = torch.tensor(tokens + tokens[:1] * padding, device=self._device).unsqueeze(1)
-        positions = [row.position for row in planned]
-        position_ids = torch.tensor(positions + positions[:1] * padding, device=self._device).unsqueeze(1)
+        batch = DecodeRows(tuple(planned), tuple({} for _ in planned))
+        ids = torch.tensor(tokens, device=self._device).unsqueeze(1)
+        position_ids = torch.tensor([row.position for row in planned], device=self._device).unsqueeze(1)
         with self._computing(self._active, batch):
             out = self._model(
                 input_ids=ids, position_ids=position_ids, use_cache=True, **self._cache_keyword(self._cache)
             )
-        count = len(tokens)
-        return PagedResult(out.logits[:count, 0], self._take_hidden()[:count, 0]), batch
+        return PagedResult(out.logits[:, 0], self._take_hidden()[:, 0]), batch
 
     @torch.inference_mode()
     def draft(self, sequence: Sequence, next_ids: Seq[int], hidden: torch.Tensor) -> PagedResult:
@@ -176,6 +171,11 @@ class Forwards:
             tables = self._rotary(x, positions)
             out = self._body.layers[layer](x, position_embeddings=tables, attention_mask=None, position_ids=positions)
         return torch.as_tensor(out[0] if isinstance(out, tuple) else out)[0]
+
+    @staticmethod
+    def join(hidden: Seq[torch.Tensor]) -> torch.Tensor:
+        """Return hidden states [rows, hidden] of consecutive rows, one under the other."""
+        return torch.cat(list(hidden))
 
     def stop(self) -> None:
         """End the forward in progress at its next expert look-up, and every later one. From any thread."""

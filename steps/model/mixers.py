@@ -57,7 +57,7 @@ class RowwiseMixer:
             self._layer.load((conv.clone(), recurrent))  # the module's one-token rule shifts the window in place
             outs.append(self._forward(hidden[number : number + 1], *args, **kwargs))
             rows.after[number][self._number] = self._layer.take()
-        return rows.pad(outs[0] if len(outs) == 1 else torch.cat(outs))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def _before(self, rows: DecodeRows, number: int) -> States:
         previous = rows.after[number - 1].get(self._number) if number else None

@@ -8,7 +8,7 @@ import torch
 
 from ...memory.kv_pages import PagePool, PageTable
 
-__all__ = ["ActiveForward", "DecodeRows", "PrefillRows", "Row", "Sequence", "plan_decode_rows"]
+__all__ = ["ActiveForward", "DecodeRows", "PrefillRows", "Row", "Sequence"]
 
 States = tuple[torch.Tensor, torch.Tensor]
 """Convolution state [1, channels, kernel] and recurrent state [1, heads, key_dim, value_dim] of one layer."""
@@ -48,16 +48,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows of a decode step, each by the one-token rule; padded to a row multiple with copies of the first.
+    """Rows of a decode step, each by the one-token rule.
 
     Attributes:
         rows: Rows of one sequence are consecutive positions, in order.
-        num_padded: Rows of the batch, a multiple of the probed one.
         after: Per row, layer → state after it.
     """
 
     rows: tuple[Row, ...]
-    num_padded: int
     after: tuple[dict[int, States], ...]
 
     def keep(self, sequence: Sequence, count: int) -> None:
@@ -67,21 +65,6 @@ class DecodeRows:
             sequence.states = {**sequence.states, **self.after[own[count - 1]]}
             sequence.num_tokens = self.rows[own[count - 1]].position + 1
 
-    def pad(self, values: torch.Tensor) -> torch.Tensor:
-        """Fill rows [num_rows, …] up to [num_padded, …] with copies of the first."""
-        missing = self.num_padded - values.shape[0]
-        if not missing:
-            return values
-        if values.shape[0] == 1:
-            return values.expand(self.num_padded, *values.shape[1:])
-        return torch.cat([values, values[:1].expand(missing, *values.shape[1:])])
-
-
-def plan_decode_rows(rows: list[Row], row_multiple: int) -> DecodeRows:
-    """Arrange rows for a decode step."""
-    num_padded = -(-len(rows) // row_multiple) * row_multiple
-    return DecodeRows(tuple(rows), num_padded, tuple({} for _ in rows))
-
 
 class ActiveForward:
     """The forward that a model is in the middle of. One per model; set by its forwards, read by what is plugged in.
@@ -89,14 +72,12 @@ class ActiveForward:
     Attributes:
         rows: What is being computed; None is a whole sequence without a cache (dense, replay).
         pool: KV pages of the model being computed.
-        row_multiple: What rows are padded to.
         widest_share: Largest share of a layer's experts that a decode look-up has wanted since it was last asked for.
         is_stopped: The engine is closing: the forward ends at its next look-up.
     """
 
-    def __init__(self, pool: PagePool, row_multiple: int) -> None:
+    def __init__(self, pool: PagePool) -> None:
         self.rows: PrefillRows | DecodeRows | None = None
         self.pool = pool
-        self.row_multiple = row_multiple
         self.widest_share = 0.0
         self.is_stopped = False

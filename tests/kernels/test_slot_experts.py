@@ -66,7 +66,8 @@ class Case:
 
     def twin(self) -> torch.Tensor:
         out = self.poisoned()
-        experts.run_experts(self.hidden, self.topk_ids.shape[1], self.groups, self.parts, self.shape, 1, out)
+        top_k = self.topk_ids.shape[1]
+        experts.run_experts(self.hidden, top_k, self.groups, self.parts, self.shape, out)
         return out
 
 

@@ -128,8 +128,6 @@ def test_every_copy_into_a_used_slot_waits_for_its_last_read(tmp_path: Path) -> 
         for _ in range(300):
             wanted = random.sample(range(8), random.randrange(1, 8))
             tiny.serve(wanted, recent=random.choice([None, wanted[:2]]), overlap=random.random() < 0.5)
-            if random.random() < 0.05:
-                tiny.store.drop_residents()
 
 
 def _compute_nothing(tiny: TinyStore, experts: Sequence[int], overlap: bool) -> None:

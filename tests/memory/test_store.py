@@ -138,17 +138,6 @@ def test_slots_of_every_layer_are_aligned(tmp_path: Path) -> None:
                 assert all(part[slot].data_ptr() % 64 == 0 for slot in range(4))
 
 
-def test_drop_residents_forgets_every_expert_and_keeps_the_memory(tmp_path: Path, runtime: Runtime) -> None:
-    """Afterwards every expert misses again, into a free slot."""
-    with open_store(tmp_path, runtime=runtime) as tiny:
-        tiny.serve([0, 1, 2, 3])
-        tiny.store.drop_residents()
-        tiny.store.table(0).check_integrity()
-        assert tiny.residents() == set()
-        tiny.serve([0, 1, 2, 3])
-        assert (tiny.last.misses, tiny.last.evictions) == (4, 0)
-
-
 def test_all_slots_held_by_another_is_an_error_and_no_slot_is_taken(tmp_path: Path) -> None:
     """Where no slot can be had the look-up fails instead of taking one that is in use."""
     with open_store(tmp_path, num_slots=2) as tiny:

@@ -228,7 +228,7 @@ def _end(process: BaseProcess) -> None:
     if process.is_alive():
         if hasattr(os, "killpg") and process.pid:
             with suppress(ProcessLookupError):  # it has not made its group yet
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
         process.kill()
     process.join()
 

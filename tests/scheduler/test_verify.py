@@ -86,12 +86,10 @@ async def test_a_wrong_combination_of_experts_is_found(monkeypatch: pytest.Monke
 async def test_a_result_that_depends_on_residency_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bit that changes with the number of slots fails the comparison with the resident run."""
     right = experts_module.run_experts
-    num_slots: list[int] = []
 
-    def wrong(hidden, top_k, groups, parts, shape, multiple, out):  # type: ignore[no-untyped-def]
-        right(hidden, top_k, groups, parts, shape, multiple, out)
-        num_slots.append(parts["down_proj"].shape[0])
-        if num_slots[-1] < 32:
+    def wrong(hidden, top_k, groups, parts, shape, out):  # type: ignore[no-untyped-def]
+        right(hidden, top_k, groups, parts, shape, out)
+        if len(parts["down_proj"]) < 32:
             out *= 1 + 1e-7
 
     monkeypatch.setattr(experts_module, "run_experts", wrong)

@@ -56,13 +56,15 @@ async def test_residency_counters_equal_an_independent_replay_of_the_routing(
     """Contract 3.2: lookups, hits, misses, fills, evictions, waves and bytes are those of a textbook cache."""
     routing, replay = Routing(), Replay(slots)
     async with expertstream.open(TINY, **quiet(**settings), routing=routing) as engine:
+        engine._opened.on_step.append(routing.ended)
         await generated(engine, prompt, 12)
         facts: Mapping[str, Any] = engine.facts
         (record_bytes,) = facts["record_bytes"]
         got = engine.statistics()
-    for layer, experts, is_chunk in routing.lookups():
-        replay.serve(layer, experts, is_chunk)
-    assert got.lookups == sum(len(experts) for _, experts, _ in routing.lookups())
+    replay.run(routing.steps)
+    assert got.lookups == replay.lookups
+    assert got.lookups >= routing.num_lookups()
+    assert (got.lookups == routing.num_lookups()) == (slots != 5)
     assert (got.hits, got.misses, got.fills) == (replay.hits, replay.fills, replay.fills)
     assert (got.evictions, got.waves, got.bytes) == (replay.evictions, replay.waves, replay.fills * record_bytes)
     assert min(got.hits, got.evictions, got.fills) > 0
@@ -76,20 +78,22 @@ async def test_steps_and_tokens_equal_what_was_computed(k: int) -> None:
     """Contract 1.1, 3.2: an iteration is its k drafts and one verification; rows are counted by phase."""
     num_tokens, routing = 30, Routing()
     async with expertstream.open(TINY, **quiet(slots="100%", speculate=k), routing=routing) as engine:
+        engine._opened.on_step.append(routing.ended)
         num_prompt = len(await engine.tokenize(PROMPT))
         assert len(await generated(engine, PROMPT, num_tokens)) == num_tokens
         await engine.logits(IDS)
         got = engine.statistics()
         age = engine._opened.loaded.store.age
     prefill, *verified, dense = routing.rows(0)
-    num_drafts = len(routing.rows(MTP))
     assert (prefill, dense) == (num_prompt, len(IDS))
-    # All but the last few iterations, which the limit cuts short, verify one token and k drafts.
-    assert verified[: -k or None].count(1 + k) >= len(verified) - max(1, k)
-    assert got.steps_by_kind == {"paged": 1 + len(verified), "draft": num_drafts, "dense": 1, "replay": 0}
-    assert (got.steps, got.steps_failed) == (2 + len(verified) + num_drafts, 0)
+    shape = "".join("d" if step[0][0] == MTP else "v" for step in routing.steps[1:-2])
+    per_iteration = [len(drafts) for drafts in shape.split("v")[:-1]]
+    # All but the last few iterations, which the limit cuts short, draft k tokens.
+    assert per_iteration[: -k or None].count(k) >= len(verified) - max(1, k)
+    assert got.steps_by_kind == {"paged": 1 + len(verified), "draft": shape.count("d"), "dense": 1, "replay": 0}
+    assert (got.steps, got.steps_failed) == (2 + len(shape), 0)
     assert (got.tokens_prefill, got.tokens_decode) == (num_prompt, sum(verified))
-    assert got.tokens_drafted == num_drafts == sum(verified) - len(verified)
+    assert got.tokens_drafted == shape.count("d") == sum(per_iteration)
     # The prefill gives one token, every verification one more than it accepts.
     assert got.tokens_accepted == num_tokens - 1 - len(verified)
     assert (got.tokens_accepted > 0) == (k > 0)
@@ -101,21 +105,23 @@ async def test_drafts_of_a_prompt_in_chunks_are_not_proposals() -> None:
     routing = Routing()
     prompt = list(range(100, 140))
     async with expertstream.open(TINY, **quiet(slots="100%", speculate=1, prefill_chunk=16), routing=routing) as engine:
+        engine._opened.on_step.append(routing.ended)
         await generated(engine, prompt, 5)
         got = engine.statistics()
     assert (got.tokens_prefill, got.steps_by_kind["draft"]) == (40, len(routing.rows(MTP)))
     assert got.tokens_drafted == got.steps_by_kind["draft"] - 2
 
 
-async def test_padded_rows_ask_for_nothing_and_drafts_change_no_token() -> None:
-    """Contract 2.9: a decode look-up has one row per token computed, whatever the rows are padded to."""
+async def test_rows_that_ask_for_experts_are_the_tokens_computed_and_drafts_change_no_token() -> None:
+    """Contract 2.9, 3.2: a decode look-up has one row per token computed and none of padding."""
     plain, drafted = Routing(), Routing()
     async with expertstream.open(TINY, **quiet(slots="50%"), routing=plain) as engine:
+        engine._opened.on_step.append(plain.ended)
         expected = await generated(engine, PROMPT, 20)
-        assert engine._opened.loaded.row_multiple > 1
     assert set(plain.rows(0)[1:]) == {1}
     assert all(len(row) == TOP_K and max(row) < NUM_EXPERTS for _, rows in plain.calls for row in rows)
     async with expertstream.open(TINY, **quiet(slots="50%", speculate=2), routing=drafted) as engine:
+        engine._opened.on_step.append(drafted.ended)
         assert await generated(engine, PROMPT, 20) == expected
     assert set(drafted.rows(0)[1:]) <= {1, 2, 3}
 

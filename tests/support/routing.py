@@ -14,59 +14,78 @@ MTP = NUM_LAYERS
 """Number of the MTP head's MoE layer: it comes after those of the body."""
 
 
+Call = tuple[int, list[list[int]]]
+"""One look-up: MoE layer, experts per row."""
+
+
 @dataclass
 class Routing:
-    """Records every look-up in order: (layer, experts per row), and when it was told."""
+    """A routing hook that keeps every look-up, and when it was told; steps apart if `ended` is told of their ends."""
 
-    calls: list[tuple[int, list[list[int]]]] = field(default_factory=list)
+    steps: list[list[Call]] = field(default_factory=lambda: [[]])
     told_ns: list[int] = field(default_factory=list)
 
     def __call__(self, layer: int, experts: list[list[int]]) -> None:
         self.told_ns.append(time.perf_counter_ns())
-        self.calls.append((layer, [list(row) for row in experts]))
+        self.steps[-1].append((layer, [list(row) for row in experts]))
 
-    def lookups(self) -> Iterator[tuple[int, list[int], bool]]:
-        """(layer, distinct experts in the router's order, whether of a chunk) of every look-up of one generation.
+    def ended(self, record: object) -> None:
+        """Hears of the end of a step."""
+        self.steps.append([])
 
-        The head's rows are chunks; of the body's layers the first look-up is the prompt's.
-        """
-        seen: set[int] = set()
-        for layer, rows in self.calls:
-            experts = list(dict.fromkeys(expert for row in rows for expert in row))
-            yield layer, experts, layer == MTP or layer not in seen
-            seen.add(layer)
+    @property
+    def calls(self) -> list[Call]:
+        """Every look-up."""
+        return [call for step in self.steps for call in step]
 
     def rows(self, layer: int) -> list[int]:
-        """Rows of each look-up of one layer, in order."""
-        return [len(rows) for number, rows in self.calls if number == layer]
+        """Rows that each step had in a layer, for the steps that came there."""
+        per_step = ([len(rows) for number, rows in step if number == layer] for step in self.steps)
+        return [sum(lengths) for lengths in per_step if lengths]
+
+    def num_lookups(self) -> int:
+        """Distinct experts, per layer, per step."""
+        return sum(len({(layer, e) for layer, rows in step for row in rows for e in row}) for step in self.steps)
 
 
 @dataclass
 class Replay:
-    """A cache of least recent use as a textbook has it, a list per layer, coldest first; and the scan of a chunk."""
+    """A cache of least recent use as a textbook has it, a list per layer, coldest first; and the scan of a chunk.
+
+    Within a step an expert is looked up once, and once more for every time that it comes back after its eviction.
+    """
 
     num_slots: int
+    lookups: int = 0
     hits: int = 0
     fills: int = 0
     evictions: int = 0
     waves: int = 0
     cache: dict[int, list[int]] = field(default_factory=dict)
+    known: set[tuple[int, int]] = field(default_factory=set)
 
-    def serve(self, layer: int, experts: list[int], is_chunk: bool) -> None:
+    def run(self, steps: list[list[Call]]) -> None:
+        """Replays a generation: the head's rows are chunks, and so is the body's first step."""
+        for number, step in enumerate(steps):
+            self.known.clear()
+            for layer, rows in step:
+                experts = list(dict.fromkeys(expert for row in rows for expert in row))
+                self._serve(layer, experts, layer == MTP or number == 0)
+
+    def _serve(self, layer: int, experts: list[int], is_chunk: bool) -> None:
         """One look-up. Of a chunk that does not fit, a quarter of the slots passes the rest through."""
-        cache, passes = self.cache.setdefault(layer, []), 0
+        cache = self.cache.setdefault(layer, [])
         if not is_chunk or len(experts) <= self.num_slots:
-            passes = self._use(cache, experts, self.num_slots, is_cold=False)
-        else:
-            few = self.num_slots // 4
-            ranked = [e for e in experts if e in cache] + [e for e in experts if e not in cache]
-            kept = ranked[: self.num_slots - few]
-            passes = self._use(cache, [e for e in experts if e in kept], self.num_slots, is_cold=False)
-            passes += self._use(cache, ranked[len(kept) :], few, is_cold=True)
-        self.waves += passes - 1
+            self._use(layer, experts, self.num_slots, is_cold=False, is_extra=False)
+            return
+        few = self.num_slots // 4
+        ranked = [e for e in experts if e in cache] + [e for e in experts if e not in cache]
+        kept = ranked[: self.num_slots - few]
+        self._use(layer, [e for e in experts if e in kept], self.num_slots, is_cold=False, is_extra=False)
+        self._use(layer, ranked[len(kept) :], few, is_cold=True, is_extra=True)
 
-    def _use(self, cache: list[int], pending: list[int], at_most: int, *, is_cold: bool) -> int:
-        passes = 0
+    def _use(self, layer: int, pending: list[int], at_most: int, *, is_cold: bool, is_extra: bool) -> None:
+        cache = self.cache[layer]
         while pending:
             hits = [expert for expert in pending if expert in cache]
             absent = [expert for expert in pending if expert not in cache]
@@ -80,6 +99,9 @@ class Replay:
             else:
                 served = {*hits, *fills}
                 cache[:] = [e for e in cache if e not in served] + [e for e in pending if e in served]
-            self.hits, self.fills = self.hits + len(hits), self.fills + len(fills)
-            pending, passes = absent[len(fills) :], passes + 1
-        return passes
+            new_hits = sum((layer, expert) not in self.known for expert in hits)
+            self.hits, self.fills = self.hits + new_hits, self.fills + len(fills)
+            self.lookups += new_hits + len(fills)
+            self.waves += is_extra or any((layer, expert) in self.known for expert in fills)
+            self.known.update((layer, expert) for expert in hits + fills)
+            pending, is_extra = absent[len(fills) :], True
