@@ -136,6 +136,7 @@ class Engine:
             As `generate`.
         """
         self._check_home()
+        self.clock.check("dense")
         token_ids = await self._encode(_checked_prompt(prompt))
         forwards = self._opened.loaded.forwards
         return await self._single("dense", lambda step: forwards.dense(token_ids))
@@ -156,6 +157,7 @@ class Engine:
             As `generate` otherwise.
         """
         self._check_home()
+        self.clock.check("replay")
         forwards, config = self._opened.loaded.forwards, self._opened.loaded.built.model.config.get_text_config()
         if not 0 <= layer < forwards.num_layers:
             raise IndexError(f"layer must be 0 to {forwards.num_layers - 1}, not {layer}")
@@ -171,9 +173,11 @@ class Engine:
 
         Raises:
             NoTokenizerError: When text is given and the checkpoint has no tokenizer files.
+            NestedStepError: When a step is open in the caller's flow: tokenizing waits for the thread that computes it.
             ValueError: When the prompt has no tokens, or one that is not in the vocabulary.
         """
         self._check_home()
+        self.clock.check("paged")
         return await self._encode(_checked_prompt(prompt))
 
     def statistics(self) -> Statistics:
@@ -223,6 +227,7 @@ class Engine:
 
     async def _stream(self, prompt: Prompt, max_tokens: int) -> AsyncIterator[Token]:
         self._check_home()
+        self.clock.check("paged")  # queued behind the step that asks for it, it would wait for itself
         token_ids = await self._encode(prompt)
         limit = self._opened.loaded.max_model_len
         if len(token_ids) >= limit:

@@ -241,10 +241,19 @@ class StepClock:
                 self._close(scope)
                 self._calibrations += 1
 
-    def _open(self, kind: ScopeKind) -> Step:
+    @staticmethod
+    def check(kind: ScopeKind) -> None:
+        """Refuses what would be refused if it were opened here: the same check, for work that is queued first.
+
+        Raises:
+            NestedStepError: A step of any clock is open in this flow.
+        """
         inside = _flow_step.get()
         if inside is not None and inside.is_open:
             raise NestedStepError(inside.kind, inside.index, kind)
+
+    def _open(self, kind: ScopeKind) -> Step:
+        self.check(kind)
         with self._lock:
             other = self._open_step
             if other is not None:

@@ -15,7 +15,8 @@ __all__ = ["demo", "summary_rows"]
 
 _MODEL = Path("tests", "models", "tiny-qwen3_5-moe")
 _PROMPT = 'def read_file(path, encoding="utf-8"):\n    """'
-_FLAGS: dict[str, object] = {"slots": "50%", "speculate": 1}
+# No periodic statistics: their entries would stand in the middle of the text.
+_FLAGS: dict[str, object] = {"slots": "50%", "speculate": 1, "stats_every": 0}
 
 
 def demo(model: Path | None = None, /, *, max_tokens: PositiveInt = 64, flags: Flags = NO_FLAGS) -> int:
@@ -49,8 +50,7 @@ def _model(given: Path | None) -> Path:
 
 
 async def _demo(generation: Generation) -> int:
-    sys.stdout.write(generation.prompt)
-    generated = await stream_text(generation, sys.stdout)
+    generated = await stream_text(generation, sys.stdout, shows_prompt=True)
     _print_summary(generated)
     return ExitCode.OK
 

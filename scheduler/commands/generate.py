@@ -46,8 +46,13 @@ class Generated:
     statistics: Statistics
 
 
-async def stream_text(generation: Generation, out: TextIO) -> Generated:
+async def stream_text(generation: Generation, out: TextIO, *, shows_prompt: bool = False) -> Generated:
     """Opens the model, writes the continuation to `out` token by token, and closes the model.
+
+    Args:
+        generation: What is asked for.
+        out: Where the text goes.
+        shows_prompt: Write the prompt in front of it, once the model is open.
 
     Raises:
         BrokenPipeError: Whoever read `out` went away; the model is closed all the same.
@@ -60,6 +65,8 @@ async def stream_text(generation: Generation, out: TextIO) -> Generated:
         progress = bar.enter_context(loading_bar())
         opened = open_engine(generation.model, log_stream=sys.stderr, progress=progress, **generation.flags)
         engine = await stack.enter_async_context(opened)
+        if shows_prompt:
+            out.write(generation.prompt)
         begin_s = perf_counter()
         num_tokens = 0
         async for token in engine.generate(asked, max_tokens=generation.max_tokens):

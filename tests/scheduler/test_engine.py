@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -130,15 +131,24 @@ async def test_two_generations_at_once_are_queued_and_both_right() -> None:
 async def test_a_cancelled_generation_releases_everything_at_every_await() -> None:
     """Contract 1.4: a request cancelled at any await of its life costs no step and leaves nothing behind."""
     async with expertstream.open(TINY, **quiet(slots="50%", speculate=1)) as engine:
-        for turns in range(0, 60, 3):
-            task = asyncio.create_task(tokens_of(engine, num_tokens=6))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        for num_tokens in range(5):
+            for turns in range(0, 12, 3):
+                got: list[int] = []
+                task = asyncio.create_task(_collect(engine, got))
+                while len(got) < num_tokens:
+                    await asyncio.sleep(0)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         assert await tokens_of(engine) == greedy()[:NUM_TOKENS]
         assert engine.statistics().steps_failed == 0
         nothing_is_held(engine)
+
+
+async def _collect(engine: expertstream.Engine, got: list[int]) -> None:
+    async for token in engine.generate(PROMPT, max_tokens=40):
+        got.append(token.id)
 
 
 @pytest.mark.parametrize("how", ["aclose", "garbage"])
@@ -274,8 +284,10 @@ async def test_open_cancelled_half_way_leaves_no_thread() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
-    left = {t for t in threading.enumerate() if t.name.startswith("expertstream")} - before
-    assert not left
+    deadline = time.monotonic() + 30
+    while {t for t in threading.enumerate() if t.name.startswith("expertstream")} - before:
+        assert time.monotonic() < deadline, "a thread was left behind"
+        await asyncio.sleep(0.01)
 
 
 async def _open_only() -> None:
@@ -295,3 +307,31 @@ async def test_configure_changes_what_does_not_latch_and_refuses_the_rest_by_nam
         assert log.getvalue().count('"event": "statistics"') == 2
         with pytest.raises(expertstream.SettingError, match=r"slots.*latched at open"):
             engine.configure(slots="25%")
+
+
+@pytest.mark.parametrize("what", ["generate", "logits", "replay", "tokenize"])
+async def test_a_forward_that_a_hook_waits_for_is_refused_instead_of_waiting_for_itself(what: str) -> None:
+    """Contract 1.3: a forward asked for from inside a hook is inside the open step, through whatever loop it is asked."""
+    import torch
+
+    refused: list[BaseException] = []
+
+    def hook(layer: int, experts: list[list[int]]) -> None:
+        if refused:
+            return
+        calls = {
+            "generate": lambda: tokens_of(engine),
+            "logits": lambda: engine.logits(PROMPT),
+            "replay": lambda: engine.replay_layer(0, torch.zeros(1, 128)),
+            "tokenize": lambda: engine.tokenize(PROMPT),
+        }
+        try:
+            asyncio.run_coroutine_threadsafe(calls[what](), loop).result(60)
+        except expertstream.NestedStepError as exc:
+            refused.append(exc)
+
+    loop = asyncio.get_running_loop()
+    async with expertstream.open(TINY, **quiet(slots="50%"), routing=hook) as engine:
+        assert await tokens_of(engine) == greedy()[:NUM_TOKENS]
+        assert "must not nest" in str(refused[0])
+        assert engine.statistics().steps == NUM_TOKENS

@@ -23,9 +23,10 @@ def reference() -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         TINY, dtype=torch.float32, experts_implementation="grouped_mm", local_files_only=True
-    ).eval()
+    )
+    return model.eval()
 
 
 @functools.cache
