@@ -148,7 +148,7 @@ async def test_a_cancelled_generation_releases_everything_at_every_await() -> No
 
 async def _collect(engine: expertstream.Engine, got: list[int]) -> None:
     async for token in engine.generate(PROMPT, max_tokens=40):
-        got.append(token.id)
+        got += [token.id]  # seen by the test as it grows
 
 
 @pytest.mark.parametrize("how", ["aclose", "garbage"])
@@ -311,7 +311,7 @@ async def test_configure_changes_what_does_not_latch_and_refuses_the_rest_by_nam
 
 @pytest.mark.parametrize("what", ["generate", "logits", "replay", "tokenize"])
 async def test_a_forward_that_a_hook_waits_for_is_refused_instead_of_waiting_for_itself(what: str) -> None:
-    """Contract 1.3: a forward asked for from inside a hook is inside the open step, through whatever loop it is asked."""
+    """Contract 1.3: a forward asked for from inside a hook is inside the open step, whatever asks for it."""
     import torch
 
     refused: list[BaseException] = []
