@@ -26,7 +26,7 @@ class LayerNeed:
 
 
 class InsufficientSlotsError(ValueError):
-    """Raised when a slot budget cannot serve one token, or exceeds the memory there is; nothing was allocated."""
+    """Raised when a slot budget cannot serve one token, or exceeds the memory there is; no slot was allocated."""
 
 
 class InsufficientHostMemoryError(ValueError):

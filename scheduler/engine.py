@@ -80,7 +80,8 @@ def open(
     Raises:
         SettingError: When a setting is unknown or unparsable (at once). What opening itself raises is raised when the
             returned object is entered or awaited: CheckpointError, InsufficientSlotsError, InsufficientHostMemoryError,
-            NotDeterministicError, MemoryError, RuntimeError under an event loop that is not asyncio's.
+            NotDeterministicError, MemoryError, RuntimeError under an event loop that is not asyncio's or when the
+            device cannot be used.
     """
     file = None if config_file is None else Path(config_file)
     resolved = resolve(settings, config_file=file)
@@ -110,10 +111,12 @@ class Engine:
 
         Returns:
             An asynchronous iterator of `Token`. The request is queued when it is first asked for a token; leaving it,
-            closing it or being cancelled ends the request after the step in progress and releases everything it held.
+            closing it or being cancelled ends the request after the step in progress (with speculation, after the
+            drafts of that iteration) and releases everything it held.
 
         Raises:
-            TypeError, ValueError: When an argument is of the wrong kind (at once). While iterating:
+            TypeError, ValueError: When an argument is of the wrong kind (at once). While iterating: ValueError for a
+                prompt without tokens, a token id outside the vocabulary or a missing chat template,
                 RequestTooLongError, NoTokenizerError, EngineClosedError, EngineDeadError, KVFullError, NestedStepError
                 when a step is open in the caller's flow, WrongLoopError, and the error of a step that failed.
         """
@@ -207,7 +210,7 @@ class Engine:
         return self._opened.facts
 
     async def aclose(self) -> None:
-        """Close: take no more work, finish the step in progress, end every request, release everything.
+        """Close: take no more work, end the step at its next expert look-up, end every request, release all.
 
         Any number of times, from any task of the engine's loop, also concurrently; cancelling one call does not stop
         the closing. Every part is closed even if another fails; the first error is raised after all.

@@ -122,7 +122,6 @@ def load(
         is_row_exact = _is_row_exact(settings, runtime.device)
         dtype = _run_dtype(settings, runtime.device)
         built = build_model(checkpoint, reader, dtype=dtype, device=runtime.device, with_mtp=settings.speculate > 0)
-        _use_fast_products(built)
         check_cancelled()
         max_model_len = _max_model_len(built.model.config, settings)
         num_pages = -(-(max_model_len + settings.speculate + 1) // PAGE_SIZE)
@@ -140,6 +139,7 @@ def load(
         pool = PagePool(num_pages, PAGE_SIZE)
         draft_pool = PagePool(num_pages, PAGE_SIZE) if built.mtp is not None else None
         forwards = Forwards(built, store, pool, draft_pool, on_routing)
+        _use_fast_products(built)  # last: a recurrent layer may have put its projections into one tensor
         text = TextCodec(checkpoint)
         arena.start()
         undo.pop_all()

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import anyio
 
+from ..steps.at_exit import halt_at_exit
 from ..steps.clock import StepClock, StepRecord
 from ..steps.process import StoreLedger, next_store_serial, not_built, register_store, streaming_requested
 from ..steps.sink import LogSink
@@ -42,6 +43,7 @@ class Opened:
     loaded: Any
     facts: Mapping[str, object]
     on_step: list[Callable[[StepRecord], None]]
+    forget_halt: Callable[[], None]
 
     def make_scheduler(self) -> Scheduler:
         """Return the scheduler of this engine; it learns of every ended step."""
@@ -64,6 +66,7 @@ class Opened:
     async def aclose(self) -> None:
         """Close every part; the first error is raised after all."""
         errors: list[BaseException] = []
+        self.forget_halt()
         try:
             await self.thread.submit(self.loaded.close)
         except Exception as exc:  # the other parts are closed all the same
@@ -124,7 +127,16 @@ async def open_parts(
             hook(record)
 
     clock = StepClock(on_end=ended)
-    return Opened(settings, sink, thread, clock, counters, ledger, loaded, {**facts, "store": ledger.serial}, on_step)
+    facts = {**facts, "store": ledger.serial}
+    forget = halt_at_exit(lambda: _halt(thread, loaded))
+    return Opened(settings, sink, thread, clock, counters, ledger, loaded, facts, on_step, forget)
+
+
+def _halt(thread: StepThread, loaded: Any) -> None:
+    """Stop the threads of an engine that nobody closed, while the interpreter still can."""
+    loaded.forwards.stop()
+    thread.close()
+    loaded.close()
 
 
 async def _load(

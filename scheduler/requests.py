@@ -23,8 +23,8 @@ class Token:
         text: The text that became complete with it; may be empty (a character still lacks bytes; an end token; no
             tokenizer files).
         index: 0 for the first generated token.
-        finish_reason: On the last token "stop" (an end token of the generation config) or "length" (max_tokens, or the
-            longest request reached); None before.
+        finish_reason: On the last token "stop" (an end token of the generation config, or of config.json where that
+            names none) or "length" (max_tokens, or the longest request reached); None before.
     """
 
     id: int

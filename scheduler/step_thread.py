@@ -53,10 +53,10 @@ class StepThread:
         return future
 
     def close(self) -> None:
-        """End the thread after what was queued. Waits for it up to a second: call it when the queue has run dry."""
+        """End the thread after what was queued. Waits for it up to ten seconds: call it when the queue has run dry."""
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=1.0)
+            self._thread.join(timeout=10.0)
 
     @property
     def ident(self) -> int | None:

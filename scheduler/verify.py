@@ -90,18 +90,18 @@ async def verify(
     report: Callable[[str], None],
     log_stream: TextIO | None = None,
 ) -> VerifyReport:
-    """Compare streamed, resident and plain runs of a checkpoint. The whole model must fit the host once more.
+    """Compare streamed, resident and plain runs of a checkpoint. The whole model must fit the device once more.
 
     Args:
         path: The checkpoint's folder; tokenizer files are not needed.
         per_layer: Also compare every decoder layer on the plain model's own hidden states.
-        settings: As for `open`; `slots` is what is put to the test. `dtype` auto is float32 here.
+        settings: As for `open`; `slots` is what is put to the test. Without `dtype` it is float32 here.
         report: Called with one line per comparison as it is made.
         log_stream: As for `open`.
 
     Returns:
         The comparisons. Bit equality is asked of streamed against resident in every dtype; of speculation against plain
-        decoding where rows do not depend on their companions (float32 on the CPU, or `deterministic`); against plain
+        decoding where rows do not depend on their companions (on the CPU); against plain
         transformers `FLOAT32_BOUND` in float32, `HALF_BOUND` and `HALF_AGREEMENT` in bfloat16 and float16.
 
     Raises:

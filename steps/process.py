@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from .at_exit import run_halts
 from .process_local import ProcessLocal, watch_forks
 from .sink import LogSink, write_final
 from .statistics import Statistics
@@ -254,7 +255,13 @@ def _register_hooks() -> None:
     from multiprocessing.util import Finalize
 
     watch_forks()
-    Finalize(None, _print_final, args=(None,), exitpriority=_EXIT_PRIORITY)
+    Finalize(None, _end_process, exitpriority=_EXIT_PRIORITY)
+
+
+def _end_process() -> None:
+    """The exit hook: the record first, so that nothing that follows can cost it."""
+    _print_final(None)
+    run_halts()
 
 
 def _print_final(flushed_by: str | None) -> bool:

@@ -18,6 +18,7 @@ from .build import BuiltModel
 from .cache import PagedCache, cache_kinds
 from .errors import UnsupportedModelError
 from .experts import RoutingHook, StreamedExperts
+from .gated_delta import take_weights
 from .mixers import RowwiseMixer, find_mixers
 from .plugs import plug_in
 from .rows import ActiveForward, DecodeRows, PrefillRows, Row, Sequence
@@ -215,7 +216,8 @@ class Forwards:
                 ".", f"no recurrent module found for layers {sorted(set(states) - set(mixers))}"
             )
         for number, module in mixers.items():
-            module.forward = RowwiseMixer(number, module, states[number], active)
+            weights = take_weights(module, number, cache)
+            module.forward = RowwiseMixer(number, module, states[number], active, weights)
         for module in root.modules():
             if hasattr(module, "layer_idx") and hasattr(module, "scaling"):
                 plug_in(module, PagedAttention(module, self._kernel, active))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...kernels.gated_delta import GatedDeltaWeights, gated_delta_row
 from .cache import StateLayer
 from .rows import ActiveForward, DecodeRows, PrefillRows, States
 
@@ -32,10 +33,18 @@ class RowwiseMixer:
         module: The module; its class's own forward does the computing.
         layer: Its layer in the cache.
         active: The forward that is being computed.
+        weights: The module's weights where `gated_delta_row` computes a row of it; None: the module does.
     """
 
-    def __init__(self, number: int, module: torch.nn.Module, layer: StateLayer, active: ActiveForward) -> None:
-        self._number, self._layer, self._active = number, layer, active
+    def __init__(
+        self,
+        number: int,
+        module: torch.nn.Module,
+        layer: StateLayer,
+        active: ActiveForward,
+        weights: GatedDeltaWeights | None,
+    ) -> None:
+        self._number, self._layer, self._active, self._weights = number, layer, active, weights
         self._forward = module.forward
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -54,6 +63,11 @@ class RowwiseMixer:
         outs = []
         for number in range(len(rows.rows)):
             conv, recurrent = self._before(rows, number)
+            if self._weights is not None:
+                out, *after = gated_delta_row(hidden[number], conv, recurrent, self._weights)
+                outs.append(out[None])
+                rows.after[number][self._number] = after[0], after[1]
+                continue
             self._layer.load((conv.clone(), recurrent))  # the module's one-token rule shifts the window in place
             outs.append(self._forward(hidden[number : number + 1], *args, **kwargs))
             rows.after[number][self._number] = self._layer.take()

@@ -13,6 +13,7 @@ import io
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,10 +81,10 @@ async def run(model: str, num_tokens: int, rounds: int) -> dict[str, Any]:
     peers = {name: load_peer(model, name) for name in PEERS}
     runs: dict[str, Callable[[], Awaitable[tuple[list[int], float]]]] = {}
     for name, engine in engines.items():
-        runs["expertstream " + name] = lambda engine=engine: ours(engine, prompt, num_tokens)
+        runs["expertstream " + name] = partial(ours, engine, prompt, num_tokens)
     for name, peer in peers.items():
-        runs[f"transformers {name}, bare loop"] = lambda peer=peer: _now(bare_loop, peer, prompt, num_tokens)
-        runs[f"transformers {name}, generate"] = lambda peer=peer: _now(generate, peer, prompt, num_tokens)
+        runs[f"transformers {name}, bare loop"] = partial(_now, bare_loop, peer, prompt, num_tokens)
+        runs[f"transformers {name}, generate"] = partial(_now, generate, peer, prompt, num_tokens)
     wanted = (await runs["transformers grouped_mm, bare loop"]())[0]
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for name, function in runs.items():

@@ -55,7 +55,7 @@ def stream(store: ExpertStore, num_records: int, num_slots: int) -> tuple[float,
 
 def bare(store: ExpertStore, num_records: int, num_slots: int) -> tuple[float, int]:
     """Copy the same records to the same slots with nothing around the copies."""
-    stream_, copied = torch.cuda.Stream(), 0
+    stream_, copied = torch.cuda.Stream(), 0  # type: ignore[no-untyped-call]
     slots = store._layers[0].slots
     records = [store.arena._space.record(slots[0].numel(), place) for place in range(num_records)]
     torch.cuda.synchronize()

@@ -46,7 +46,8 @@ def write_model(folder: Path) -> None:
 
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen3_moe", **SHAPE)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
 
 
 async def measure(model: Path, slots: str, num_tokens: int, rounds: int, dtype: str) -> dict[str, Any]:

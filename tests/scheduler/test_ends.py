@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from children import run_script
+from large import write_zeros
 from tiny import TINY
 
 SCRIPT = """
@@ -63,3 +64,29 @@ def test_process_with_an_engine_ends_with_one_final_record(tmp_path: Path, how: 
         assert child.entries[-1]["event"] == "process.final"
     if how != "exception":
         assert child.stderr == ""
+
+
+READING = """
+import asyncio, sys
+import expertstream
+
+async def main():
+    engine = await expertstream.open(sys.argv[2], slots="25%", log_file=sys.argv[1], log_level="error")
+    assert not engine._opened.loaded.arena.is_complete, "too late: everything is read"
+    if sys.argv[3] == "sys.exit":
+        sys.exit(5)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("return", 0), ("sys.exit", 5)])
+def test_process_that_ends_while_experts_are_being_read_ends_in_order(tmp_path: Path, how: str, code: int) -> None:
+    """Contract 4.4: threads in native code are out of it before the interpreter goes: no abort, one final record."""
+    model = write_zeros(tmp_path / "model")
+    (tmp_path / "run").mkdir()
+    quiet = {"TRANSFORMERS_VERBOSITY": "error"}
+    child = run_script(tmp_path / "run", READING, str(model), how, changes=quiet, timeout_s=100)
+    assert child.rc == code, child.stderr
+    assert "terminate" not in child.stderr
+    assert len(child.named("process.final")) == 1

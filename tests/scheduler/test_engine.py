@@ -319,7 +319,7 @@ async def test_a_forward_that_a_hook_waits_for_is_refused_instead_of_waiting_for
     def hook(layer: int, experts: list[list[int]]) -> None:
         if refused:
             return
-        calls = {
+        calls: dict[str, Callable[[], Any]] = {
             "generate": lambda: tokens_of(engine),
             "logits": lambda: engine.logits(PROMPT),
             "replay": lambda: engine.replay_layer(0, torch.zeros(1, 128)),

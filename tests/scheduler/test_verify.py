@@ -11,6 +11,7 @@ import torch
 from families import FAMILIES, write_family
 from tiny import TINY
 
+import expertstream.kernels.experts as kernels
 import expertstream.steps.model.experts as experts_module
 from expertstream.scheduler.verify import VerifyReport, verify
 
@@ -71,7 +72,7 @@ async def test_checkpoint_without_tokenizer_files_passes(tmp_path: Path) -> None
 
 async def test_a_wrong_combination_of_experts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights applied in another order than the router's are a difference from transformers."""
-    right = experts_module.combine
+    right = kernels.combine
 
     def wrong(pairs: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return right(pairs, weights.flip(-1), dtype)
@@ -85,7 +86,7 @@ async def test_a_wrong_combination_of_experts_is_found(monkeypatch: pytest.Monke
 
 async def test_a_result_that_depends_on_residency_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bit that changes with the number of slots fails the comparison with the resident run."""
-    right = experts_module.run_experts
+    right = kernels.run_experts
 
     def wrong(hidden, top_k, groups, parts, shape, out):  # type: ignore[no-untyped-def]
         right(hidden, top_k, groups, parts, shape, out)

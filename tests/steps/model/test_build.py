@@ -89,7 +89,7 @@ def test_a_renamed_expert_tensor_is_refused(tmp_path: Path) -> None:
 def test_a_missing_dense_tensor_is_refused_by_name(tmp_path: Path) -> None:
     """A parameter without a tensor is an error that counts and names it."""
     with pytest.raises(CheckpointError, match=r"no tensor for 1 parameters: model\.norm\.weight"):
-        build(rewrite(tmp_path, lambda tensors: tensors.pop("model.language_model.norm.weight")))
+        build(rewrite(tmp_path, lambda tensors: tensors.__delitem__("model.language_model.norm.weight")))
 
 
 def test_a_wrong_shape_is_refused_with_both_shapes(tmp_path: Path) -> None:
