@@ -48,12 +48,13 @@ def test_checkpoint_without_tokenizer_files_takes_no_text(tmp_path: Path) -> Non
 
 
 def test_chat_messages_go_through_the_tokenizers_own_template(tmp_path: Path) -> None:
-    """Messages are put as the template of the checkpoint puts them, with the reply opened; without one they are refused."""
+    """Messages are put as the checkpoint's template puts them, with the reply opened; without one they are refused."""
     shutil.copytree(TINY, tmp_path / "model")
     config = tmp_path / "model" / "tokenizer_config.json"
     values = json.loads(config.read_text(encoding="utf-8"))
     values["chat_template"] = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<reply>{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<reply>{% endif %}"
     )
     config.write_text(json.dumps(values), encoding="utf-8")
     messages = [{"role": "user", "content": "hi"}]
