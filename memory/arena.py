@@ -56,6 +56,7 @@ class HostArena:
         self._progress = (on_progress, sum(sources[key].num_bytes for key in self._ahead))
         self._bytes_read = 0
         self._is_closed = False
+        self._death: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._run, name=f"expertstream-reader-{i}", daemon=True) for i in range(num_threads)
         ]
@@ -82,10 +83,11 @@ class HostArena:
                     self._recent[self._size(key)].move_to_end(key)
             self._urgent.extend(key for key in absent if key not in self._reading)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_closed or all(map(self._is_settled, absent)))
+            self._changed.wait_for(lambda: self._has_ended() or all(map(self._is_settled, absent)))
             errors = {key: self._failed[key] for key in absent if key in self._failed}
-            if self._is_closed:
-                errors |= {key: RuntimeError("the arena is closed") for key in absent if key not in self._place}
+            if self._has_ended():
+                ended = self._ending()
+                errors |= {key: ended for key in absent if not self._is_settled(key)}
         self.release(errors)
         num_bytes = sum(self._sources[key].num_bytes for key in absent if key not in errors)
         return Outcome(reads=len(absent) - len(errors), bytes_disk=num_bytes), errors
@@ -135,28 +137,44 @@ class HostArena:
                 thread.join()
 
     def _run(self) -> None:
-        while (task := self._take()) is not None:
-            key, place = task
-            error = self._read(key, place)
+        try:
+            while (task := self._take()) is not None:
+                self._fill(*task)
+        except BaseException as exc:  # a fault of ours: nobody may wait for ever for what this thread had taken
             with self._changed:
-                self._reading.discard(key)
-                size = self._size(key)
-                if error is None:
-                    self._place[key] = place
-                    self._recent[size][key] = None
-                else:
-                    self._space.give_back(size, place)
-                    if key in self._holds:  # somebody waits for it; a failed background read is tried again on demand
-                        self._failed[key] = error
-                is_ahead = key in self._ahead
-                if is_ahead:
-                    self._ahead.discard(key)
-                    self._bytes_read += self._sources[key].num_bytes
-                done = self._bytes_read
+                self._death = exc
                 self._changed.notify_all()
-            on_progress, total = self._progress
-            if on_progress is not None and is_ahead:
-                on_progress(done, total)
+            raise
+
+    def _fill(self, key: ExpertKey, place: int) -> None:
+        error = self._read(key, place)
+        with self._changed:
+            self._reading.discard(key)
+            size = self._size(key)
+            if error is None:
+                self._place[key] = place
+                self._recent[size][key] = None
+            else:
+                self._space.give_back(size, place)
+                if key in self._holds:  # somebody waits for it; a failed background read is tried again on demand
+                    self._failed[key] = error
+            is_ahead = key in self._ahead
+            if is_ahead:
+                self._ahead.discard(key)
+                self._bytes_read += self._sources[key].num_bytes
+            done = self._bytes_read
+            self._changed.notify_all()
+        on_progress, total = self._progress
+        if on_progress is not None and is_ahead:
+            on_progress(done, total)
+
+    def _has_ended(self) -> bool:
+        return self._is_closed or self._death is not None
+
+    def _ending(self) -> RuntimeError:
+        ended = RuntimeError("the arena is closed" if self._is_closed else "a reader thread of the arena has died")
+        ended.__cause__ = self._death
+        return ended
 
     def _take(self) -> tuple[ExpertKey, int] | None:
         """Wait for the next record to read and a place for it; urgent ones first. None when the arena closes."""

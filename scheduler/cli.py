@@ -49,6 +49,22 @@ def _app() -> App:
     return app
 
 
+def _open_standard_streams() -> None:
+    """Puts the null device where the process was started without stdin, stdout or stderr (`>&-`, some daemons).
+
+    A file opened later would get the number, and be written to by whoever prints; uvloop aborts the process then.
+    """
+    for number in range(3):  # in this order: the lowest free number is the one that is given
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
@@ -59,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code, as listed above.
     """
     if argv is None:
+        _open_standard_streams()
         # The process is ours: plain text and bars of transformers would stand between the log entries on stderr.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("TQDM_DISABLE", "1")

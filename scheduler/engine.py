@@ -39,6 +39,8 @@ class _Opening:
         return self._open().__await__()
 
     async def __aenter__(self) -> Engine:
+        if self._engine is not None:
+            raise RuntimeError("This opening has been entered already: call expertstream.open again for another engine.")
         self._engine = await self._open()
         return self._engine
 
@@ -67,7 +69,7 @@ def open(
     Args:
         path: A folder as the Hugging Face hub lays it out: config.json, safetensors, tokenizer files.
         progress: Called with (bytes read, bytes to read) while expert records are read in the background, from reader
-            threads.
+            threads. If it raises it is called no more, and a warning on the log says so.
         routing: Called on the step thread with (MoE layer number, experts per row) at every look-up: a recorder for
             offline replay.
         log_stream: Log entries go there instead of to the structlog of the host application.
@@ -156,12 +158,18 @@ class Engine:
 
         Raises:
             IndexError: When there is no such layer.
+            TypeError: When an argument is of the wrong kind.
             ValueError: When the tensor has another shape.
             As `generate` otherwise.
         """
         self._check_home()
         self.clock.check("replay")
         forwards, config = self._opened.loaded.forwards, self._opened.loaded.built.model.config.get_text_config()
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise TypeError(f"layer must be an int, not {type(layer).__name__}")
+        if not (hasattr(hidden_states, "is_floating_point") and hidden_states.is_floating_point()):
+            kind = getattr(hidden_states, "dtype", type(hidden_states).__name__)
+            raise TypeError(f"hidden_states must be a tensor of a floating dtype, not {kind}")
         if not 0 <= layer < forwards.num_layers:
             raise IndexError(f"layer must be 0 to {forwards.num_layers - 1}, not {layer}")
         if hidden_states.ndim != 2 or hidden_states.shape[1] != config.hidden_size or not hidden_states.shape[0]:

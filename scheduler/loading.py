@@ -14,6 +14,7 @@ from ..kernels.linear import choose_linear
 from ..kernels.runtime import Runtime
 from ..memory.arena import HostArena
 from ..memory.checkpoint import Checkpoint
+from ..memory.errors import CheckpointError, shown
 from ..memory.kv_pages import PagePool
 from ..memory.reader import FileReader
 from ..memory.store import ExpertStore
@@ -123,7 +124,8 @@ def load(
         dtype = _run_dtype(settings, runtime.device)
         built = build_model(checkpoint, reader, dtype=dtype, device=runtime.device, with_mtp=settings.speculate > 0)
         check_cancelled()
-        max_model_len = _max_model_len(built.model.config, settings)
+        end_ids = _end_ids(checkpoint)
+        max_model_len = _max_model_len(checkpoint, built.model.config, settings)
         num_pages = -(-(max_model_len + settings.speculate + 1) // PAGE_SIZE)
         placed = place_experts(
             built,
@@ -141,12 +143,13 @@ def load(
         forwards = Forwards(built, store, pool, draft_pool, on_routing)
         _use_fast_products(built)  # last: a recurrent layer may have put its projections into one tensor
         text = TextCodec(checkpoint)
+        loaded = Loaded(
+            checkpoint, reader, runtime, arena, store, forwards, built, pool, draft_pool, text, num_slots,
+            is_row_exact, max_model_len, end_ids,
+        )  # fmt: skip
         arena.start()
-        undo.pop_all()
-    return Loaded(
-        checkpoint, reader, runtime, arena, store, forwards, built, pool, draft_pool, text, num_slots,
-        is_row_exact, max_model_len, _end_ids(checkpoint),
-    )  # fmt: skip
+        undo.pop_all()  # last: whatever raises before it leaves nothing behind
+    return loaded
 
 
 def _run_dtype(settings: Settings, device: torch.device) -> torch.dtype | None:
@@ -177,14 +180,28 @@ def _is_row_exact(settings: Settings, device: torch.device) -> bool:
     return is_exact
 
 
-def _max_model_len(config: Any, settings: Settings) -> int:
-    limit = int(getattr(config.get_text_config(), "max_position_embeddings", LONGEST_AUTO))
-    return min(limit, LONGEST_AUTO) if settings.max_model_len == "auto" else settings.max_model_len
+def _max_model_len(checkpoint: Checkpoint, config: Any, settings: Settings) -> int:
+    if settings.max_model_len != "auto":
+        return settings.max_model_len
+    limit = getattr(config.get_text_config(), "max_position_embeddings", LONGEST_AUTO)
+    if not isinstance(limit, int) or limit < 1:
+        raise CheckpointError(checkpoint.path / "config.json", f"its max_position_embeddings is {shown(limit)}")
+    return min(limit, LONGEST_AUTO)
 
 
 def _end_ids(checkpoint: Checkpoint) -> frozenset[int]:
-    for source in (checkpoint.generation_config, checkpoint.config):
+    text_config = checkpoint.config.get("text_config")
+    sources = [
+        ("generation_config.json", checkpoint.generation_config),
+        ("config.json", checkpoint.config),
+        ("config.json", text_config if isinstance(text_config, dict) else {}),
+    ]
+    for file, source in sources:
         value = source.get("eos_token_id")
         if value is not None:
-            return frozenset(int(v) for v in value) if isinstance(value, list) else frozenset([int(str(value))])
+            ids = value if isinstance(value, list) else [value]
+            if any(type(number) is not int for number in ids):  # JSON's true is an int to Python
+                problem = f"its eos_token_id is {shown(value)}, and not a token id or a list of them"
+                raise CheckpointError(checkpoint.path / file, problem)
+            return frozenset(ids)
     return frozenset()

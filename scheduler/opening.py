@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TextIO
 
-import anyio
-
 from ..steps.at_exit import halt_at_exit
 from ..steps.clock import StepClock, StepRecord
 from ..steps.process import StoreLedger, next_store_serial, not_built, register_store, streaming_requested
@@ -20,7 +18,7 @@ from ..steps.statistics import Counters
 from .loop import Scheduler
 from .settings import Resolved, Settings, reconfigure
 from .step_runner import StepRunner
-from .step_thread import StepThread
+from .step_thread import StepThread, wait_undisturbed
 
 __all__ = ["Opened", "open_parts"]
 
@@ -67,9 +65,11 @@ class Opened:
         """Close every part; the first error is raised after all."""
         errors: list[BaseException] = []
         self.forget_halt()
+        closing = self.thread.submit(self.loaded.close)
         try:
-            await self.thread.submit(self.loaded.close)
-        except Exception as exc:  # the other parts are closed all the same
+            await wait_undisturbed(closing)
+            closing.result()
+        except (Exception, asyncio.CancelledError) as exc:  # the other parts are closed all the same
             errors.append(exc)
         for close in (self.thread.close, self.ledger.close):
             try:
@@ -102,12 +102,23 @@ async def open_parts(
     for text in resolved.warnings:
         sink.entry("warning", "warning", code="settings.unknown_variable", message=text)
     thread = StepThread("expertstream-step")
+    loaded = None
     try:
         loaded = await _load(thread, path, settings, sink, progress, routing)
+        return _opened(path, resolved, sink, thread, loaded)
     except BaseException as exc:
         not_built(_reason(exc))
+        if loaded is not None:
+            loaded.close()
         thread.close()
         raise
+
+
+def _opened(
+    path: str | os.PathLike[str], resolved: Resolved, sink: LogSink, thread: StepThread, loaded: Any
+) -> Opened:
+    """Register what was loaded as a store of this process, with a clock and counters of its own."""
+    settings = resolved.settings
     counters = Counters()
     on_step: list[Callable[[StepRecord], None]] = []
     facts = _facts(path, resolved, loaded)
@@ -163,7 +174,7 @@ async def _load(
             path,
             settings,
             check_cancelled=check,
-            on_progress=progress,
+            on_progress=None if progress is None else _told_once(progress, sink),
             on_not_pinned=not_pinned,
             on_routing=routing,
         )
@@ -174,11 +185,30 @@ async def _load(
     except asyncio.CancelledError:
         is_cancelled = True
         # Leave nothing behind, whether loading stops at its next check or had just finished.
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([future])
+        try:
+            await wait_undisturbed(future)
+        finally:
             if future.exception() is None:
-                await thread.submit(future.result().close)
+                await wait_undisturbed(thread.submit(future.result().close))
         raise
+
+
+def _told_once(progress: Callable[[int, int], None], sink: LogSink) -> Callable[[int, int], None]:
+    """Return the caller's callback for the reader threads: if it raises it is called no more, and the log says so."""
+    has_failed = False
+
+    def report(done: int, total: int) -> None:
+        nonlocal has_failed
+        if has_failed:
+            return
+        try:
+            progress(done, total)
+        except Exception as exc:  # nobody awaits a reader thread; the engine needs it for more than telling
+            has_failed = True
+            message = f"The progress callback raised and is called no more: {type(exc).__name__}: {exc}"
+            sink.entry("warning", "warning", code="progress.failed", message=message)
+
+    return report
 
 
 def _facts(path: str | os.PathLike[str], resolved: Resolved, loaded: Any) -> dict[str, object]:

@@ -13,12 +13,12 @@ from ..kernels.cpu import CpuRuntime
 from ..kernels.runtime import Runtime
 from ..memory.arena import HostArena
 from ..memory.arena_space import ArenaSpace
-from ..memory.budget import LayerNeed, plan_places, plan_slots
+from ..memory.budget import InsufficientHostMemoryError, LayerNeed, plan_places, plan_slots
 from ..memory.host_limits import available_host_bytes
 from ..memory.reader import FileReader
 from ..memory.store import ExpertStore
 from ..steps.model.build import BuiltModel
-from .settings import Settings
+from .settings import SettingError, Settings
 
 if TYPE_CHECKING:
     from ..kernels.cuda import CudaRuntime
@@ -27,6 +27,8 @@ __all__ = ["Placed", "make_runtime", "place_experts"]
 
 WORKSPACE_BYTES = 1 << 30
 """Left free on a GPU for activations and what libraries allocate."""
+
+_THROTTLE = "EXPERTSTREAM_TEST_THROTTLE_COPY"
 
 Progress = Callable[[int, int], None]
 
@@ -53,7 +55,7 @@ def make_runtime(device: str) -> Runtime:
     Raises:
         RuntimeError: When a GPU is asked for, or found by `auto`, and torch or CuPy cannot use it.
     """
-    throttle = float(os.environ.get("EXPERTSTREAM_TEST_THROTTLE_COPY") or 0)
+    throttle = _throttle()
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return CpuRuntime(throttle_bytes_per_s=throttle)
     if not torch.cuda.is_available():
@@ -65,6 +67,15 @@ def make_runtime(device: str) -> Runtime:
 
     torch.cuda.set_device(index)  # for this thread, which is the one that computes
     return CudaRuntime(index, throttle_bytes_per_s=throttle)
+
+
+def _throttle() -> float:
+    given = os.environ.get(_THROTTLE) or "0"
+    try:
+        return float(given)
+    except ValueError as exc:
+        problem = f"cannot use {given!r}; accepted: a number of bytes per second"
+        raise SettingError("test_throttle_copy", given, f"environment {_THROTTLE}", problem) from exc
 
 
 def place_experts(
@@ -97,6 +108,7 @@ def place_experts(
     places = plan_places(settings.host_memory.kind, settings.host_memory.amount, needs, available_bytes=host)
     arena_bytes = sum(size * count for size, count in places.items())
     if runtime.device.type == "cpu":  # slots and records share the same memory
+        _check_kv(settings, _kv_bytes(built.model.config.get_text_config(), kv_tokens, built.dtype.itemsize), host)
         available, taken = (None if host is None else host - arena_bytes), {"expert records": arena_bytes}
     else:
         available, taken = _left_on_gpu(built, runtime, kv_tokens)  # type: ignore[arg-type]
@@ -112,6 +124,15 @@ def place_experts(
     experts = {x.number: x.num_experts for x in built.layers}
     store = ExpertStore(runtime, arena, layouts, experts, num_slots, policy=settings.policy)
     return Placed(arena, store, num_slots)
+
+
+def _check_kv(settings: Settings, kv_bytes: int, host_bytes: int | None) -> None:
+    """Refuse a length that was asked for and whose KV pages no memory holds; `auto` takes pages as it comes to them."""
+    if settings.max_model_len != "auto" and host_bytes is not None and kv_bytes > host_bytes:
+        raise InsufficientHostMemoryError(
+            f"max_model_len: the KV pages of {settings.max_model_len} tokens take {kv_bytes} bytes and {host_bytes} "
+            f"bytes of host memory are available; set max_model_len lower."
+        )
 
 
 def _left_on_gpu(built: BuiltModel, runtime: CudaRuntime, kv_tokens: int) -> tuple[int, dict[str, int]]:

@@ -39,6 +39,7 @@ __all__ = [
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _NO_FILE = frozenset({"none"}) | _FALSE
+_MAX_COUNT = 2**63 - 1
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = r"[+-]?[0-9]+(?:\.[0-9]+)?"
 _SIZE = re.compile(rf"({_DECIMAL})\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
@@ -139,7 +140,7 @@ def _integer(value: object) -> int:
     text = _text(value)
     if not _INTEGER.fullmatch(text):
         raise ValueError
-    return int(text)
+    return _bounded(int(text))
 
 
 def _size_bytes(value: object) -> int:
@@ -151,7 +152,14 @@ def _size_bytes(value: object) -> int:
     number = Fraction(match[1]) * unit
     if not (match[2] or number.denominator == 1):
         raise ValueError
-    return math.floor(number)
+    return _bounded(math.floor(number))
+
+
+def _bounded(number: int) -> int:
+    """Returns a number that a machine can count to; Python would not even print one of some thousand digits."""
+    if abs(number) > _MAX_COUNT:
+        raise Refused(f"it is more than {_MAX_COUNT}")
+    return number
 
 
 def _share(text: str) -> float | None:

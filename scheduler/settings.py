@@ -214,7 +214,7 @@ def _read_toml(path: Path, source: str) -> dict[str, object]:
             return tomllib.load(file)
     except OSError as exc:
         raise SettingError("config_file", str(path), source, f"cannot be read: {exc.strerror or exc}") from exc
-    except ValueError as exc:  # TOML and UTF-8 errors alike
+    except (ValueError, RecursionError) as exc:  # TOML, UTF-8 and nesting beyond what Python follows
         raise SettingError("config_file", str(path), source, f"is not TOML: {exc}") from exc
 
 

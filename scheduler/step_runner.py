@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from ..steps.clock import Step, StepClock, StepKind
-from .step_thread import StepThread
+from .step_thread import StepThread, wait_undisturbed
 
 if TYPE_CHECKING:  # it imports torch
     from ..memory.store import ExpertStore
@@ -68,8 +68,10 @@ class StepRunner:
             except asyncio.CancelledError:
                 # Only a loop that shuts down cancels this task. The step ends when its thread is out of the forward.
                 self._stop()
-                await asyncio.wait([computing])
-                computing.exception()  # seen: what the stopped forward raised is not news to anybody
+                try:
+                    await wait_undisturbed(computing)
+                finally:
+                    computing.exception()  # seen: what the stopped forward raised is not news to anybody
                 raise
             finally:
                 # What of the step's wall was not computing: handing over, waking up, deciding on the loop.

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-__all__ = ["StepThread"]
+import anyio
+
+__all__ = ["StepThread", "wait_undisturbed"]
 
 T = TypeVar("T")
 _Job = Callable[[], None]
@@ -41,7 +43,7 @@ class StepThread:
             try:
                 result = context.run(function)
             except BaseException as exc:  # every outcome belongs to whoever awaits the future
-                deliver(_fail, exc)
+                deliver(_fail, _carriable(exc))
             else:
                 deliver(_finish, result)
 
@@ -70,6 +72,38 @@ class StepThread:
 
     def __repr__(self) -> str:
         return f"<StepThread {self._thread.name} {'alive' if self._thread.is_alive() else 'ended'}>"
+
+
+async def wait_undisturbed(future: asyncio.Future[T]) -> None:
+    """Wait until a future is done, however often the waiting task is cancelled meanwhile.
+
+    Raises:
+        CancelledError: After the future is done, when the task was cancelled before.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):  # which holds off anyio's cancelling; asyncio's own comes through
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as exc:
+                cancelled = exc
+    if cancelled is not None:
+        raise cancelled
+
+
+def _carriable(error: BaseException) -> BaseException:
+    """Return an error as a future can carry it to its waiter.
+
+    A `StopIteration` it refuses, so the waiter would wait for ever; and what is no `Exception` would mean something to
+    the loop that the function did not mean, as a `CancelledError` means that the waiter was cancelled.
+    """
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return error
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    carried = RuntimeError(f"{type(error).__name__} was raised on the step thread: {error}")
+    carried.__cause__ = error
+    return carried
 
 
 def _finish(future: asyncio.Future[T], value: object) -> None:

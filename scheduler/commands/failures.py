@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import suppress
 from enum import IntEnum
 
 from cyclopts import CycloptsError
 
+from ...steps.log_stream import LogStream
 from ..settings import SettingError, variable_name
 
 __all__ = ["ExitCode", "UsageError", "exit_code_of", "report_failure"]
@@ -52,10 +54,13 @@ def report_failure(failure: BaseException) -> ExitCode:
     if isinstance(failure, BrokenPipeError):
         _abandon_stdout()
         return ExitCode.FAILED
+    said = ""
     if os.environ.get(variable_name("log_level"), "").strip().lower() == "debug":
-        traceback.print_exception(failure, file=sys.stderr)
+        said = "".join(traceback.format_exception(failure))
     text = " ".join(str(failure).split()) or type(failure).__name__
-    print(f"expertstream: error: {text}", file=sys.stderr)
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):  # it is closed or full: the exit code still says what failed
+            LogStream(sys.stderr).write(f"{said}expertstream: error: {text}\n")
     return exit_code_of(failure)
 
 

@@ -31,7 +31,7 @@ def run_one_shot(work: Callable[[], Awaitable[int]]) -> int:
 def _has_uvloop() -> bool:
     try:
         import uvloop  # noqa: F401
-    except ImportError:  # not made for this platform, not installed, or broken: asyncio's own loop serves
+    except Exception:  # not made for this platform, not installed, or broken: asyncio's own loop serves
         return False
     return True
 

@@ -6,6 +6,7 @@ No expert tensor is ever allocated as a parameter; their bytes become records (m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from ...kernels.experts import ExpertShape
 from ...memory.checkpoint import Checkpoint
+from ...memory.errors import CheckpointError
 from ...memory.header import TensorEntry
 from ...memory.reader import FileReader
 from ...memory.records import ExpertKey, RecordLayout, RecordSource, pack, torch_dtype
@@ -90,8 +92,8 @@ def build_model(
     """
     register()
     config = _read_config(checkpoint)
-    run_dtype = dtype or _config_dtype(config)
-    with torch.device("meta"):
+    run_dtype = dtype or _config_dtype(checkpoint, config)
+    with _taken_by_transformers(checkpoint), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config,
             dtype=run_dtype,
@@ -119,12 +121,10 @@ def build_model(
 
 
 def _read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    try:
+    with _taken_by_transformers(checkpoint):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.path, trust_remote_code=False, local_files_only=True
         )
-    except (ValueError, KeyError, OSError, TypeError) as exc:
-        raise UnsupportedModelError(checkpoint.path / "config.json", f"transformers does not take it: {exc}") from exc
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModelError(
             checkpoint.path / "config.json", "it is quantized; quantized experts are not supported"
@@ -132,9 +132,24 @@ def _read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     return config
 
 
-def _config_dtype(config: PreTrainedConfig) -> torch.dtype:
+@contextmanager
+def _taken_by_transformers(checkpoint: Checkpoint) -> Iterator[None]:
+    """Blame config.json for what transformers raises over its values: a wrong one ends as an error of any class."""
+    try:
+        yield
+    except (CheckpointError, ImportError, MemoryError):
+        raise
+    except Exception as exc:
+        problem = f"transformers does not take it: {type(exc).__name__}: {exc}"
+        raise UnsupportedModelError(checkpoint.path / "config.json", problem) from exc
+
+
+def _config_dtype(checkpoint: Checkpoint, config: PreTrainedConfig) -> torch.dtype:
     dtype = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise UnsupportedModelError(checkpoint.path / "config.json", f"its dtype is {dtype!r}, which experts cannot have")
+    return found
 
 
 def _experts_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -157,6 +172,9 @@ def _expert_layers(
     for number, (name, module) in enumerate(modules.items()):
         parameters = dict(module.named_parameters(recurse=False))
         num_experts = int(module.num_experts)  # type: ignore[arg-type]
+        if top_k > num_experts:
+            problem = f"a token uses {top_k} experts and {name} has {num_experts}"
+            raise UnsupportedModelError(checkpoint.path / "config.json", problem)
         odd = [p for p, t in parameters.items() if t.shape[0] != num_experts]
         if getattr(module, "has_post_expert_norm", False) or odd or list(module.children()) != _activations(module):
             extra = ", ".join(odd) or "a norm or a submodule"

@@ -36,8 +36,9 @@ class TextCodec:
 
         Raises:
             NoTokenizerError: When the checkpoint has no tokenizer.
+            ValueError: When the text has half of a surrogate pair, which no UTF-8 text has.
         """
-        return list(self._load()(prompt)["input_ids"])
+        return list(self._load()(_encodable(prompt))["input_ids"])
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of chat messages through the tokenizer's own template, with the reply opened.
@@ -50,7 +51,7 @@ class TextCodec:
         if not tokenizer.chat_template:
             raise ValueError("the checkpoint's tokenizer has no chat template; give the prompt as text or token ids")
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(tokenizer(_encodable(text), add_special_tokens=False)["input_ids"])
 
     def stream(self) -> TextStream:
         """Return a decoder for one generation; without tokenizer files its text is empty."""
@@ -63,8 +64,22 @@ class TextCodec:
             from transformers import AutoTokenizer
 
             path = self._checkpoint.path
-            self._tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            except (ImportError, MemoryError):
+                raise
+            except Exception as exc:  # a damaged file ends as an error of any class
+                problem = f"transformers does not take its tokenizer files: {type(exc).__name__}: {exc}"
+                raise CheckpointError(path, problem) from exc
         return self._tokenizer
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise ValueError(f"prompt has half of a surrogate pair at character {exc.start}, which no text has") from exc
+    return text
 
 
 class TextStream:
