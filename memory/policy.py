@@ -136,7 +136,7 @@ _FACTORIES: dict[str, Callable[[int], Policy]] = {"lru": LeastRecent, "lrfu": Re
 
 
 def register_policy(name: str, factory: Callable[[int], Policy]) -> None:
-    """Make a policy known by a name, for `make_policy`, a store and `replay`; the setting takes the shipped ones only.
+    """Make a policy known by a name: as the setting `policy` of engines opened from then on, and in `replay`.
 
     Args:
         name: Not yet taken.

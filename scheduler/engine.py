@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -16,6 +16,7 @@ from ..steps.statistics import Statistics
 from .errors import EngineClosedError, RequestTooLongError, WrongLoopError
 from .loop import Scheduler
 from .opening import Opened, open_parts
+from .prompts import Prompt, checked_prompt
 from .requests import Request, SingleForward, Token
 from .settings import Resolved, resolve
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "open"]
 
 T = TypeVar("T")
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 class _Opening:
@@ -40,7 +40,9 @@ class _Opening:
 
     async def __aenter__(self) -> Engine:
         if self._engine is not None:
-            raise RuntimeError("This opening has been entered already: call expertstream.open again for another engine.")
+            raise RuntimeError(
+                "This opening has been entered already: call expertstream.open again for another engine."
+            )
         self._engine = await self._open()
         return self._engine
 
@@ -126,7 +128,7 @@ class Engine:
             raise TypeError(f"max_tokens must be an int, not {type(max_tokens).__name__}")
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
-        return self._stream(_checked_prompt(prompt), max_tokens)
+        return self._stream(checked_prompt(prompt), max_tokens)
 
     async def logits(self, prompt: Prompt) -> torch.Tensor:
         """Compute a whole sequence at once without a KV cache (one `dense` step): the parity reference.
@@ -142,7 +144,7 @@ class Engine:
         """
         self._check_home()
         self.clock.check("dense")
-        token_ids = await self._encode(_checked_prompt(prompt))
+        token_ids = await self._encode(checked_prompt(prompt))
         forwards = self._opened.loaded.forwards
         return await self._single("dense", lambda step: forwards.dense(token_ids))
 
@@ -189,7 +191,7 @@ class Engine:
         """
         self._check_home()
         self.clock.check("paged")
-        return await self._encode(_checked_prompt(prompt))
+        return await self._encode(checked_prompt(prompt))
 
     def statistics(self) -> Statistics:
         """Return the totals of all steps ended so far; consistent at step boundaries. Also after closing."""
@@ -292,14 +294,3 @@ class Engine:
         waiting, running = self._scheduler.num_waiting, self._scheduler.num_running
         store = self._opened.loaded.store
         return f"<Engine {state}: {running} running, {waiting} waiting, {self.clock.steps} steps, {store!r}>"
-
-
-def _checked_prompt(prompt: object) -> Any:
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)) and prompt:
-        if all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
-            return prompt
-        if all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in prompt):
-            return prompt
-    raise TypeError("prompt must be text, a non-empty sequence of token ids, or chat messages with role and content")

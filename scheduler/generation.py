@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # they import torch, which the loop does not wait for
     import torch
 
     from ..steps.model.forwards import Forwards, PagedResult
+    from ..steps.model.text import TextStream
     from .loading import Loaded
 
 __all__ = ["Generation"]
@@ -45,7 +46,7 @@ class Generation:
         self._forwards: Forwards = loaded.forwards
         self._prefill_chunk, self._num_drafts = prefill_chunk, num_drafts
         self._limit = min(request.max_tokens, loaded.max_model_len - len(request.prompt_ids))
-        self._text = None if not loaded.text.is_available else loaded.text.stream()
+        self._text: TextStream | None = None  # made on the step thread: the loop loads no tokenizer
         self._num_tokens = 0
         self._sequence = self._forwards.new_sequence()
         self._draft_sequence = self._forwards.new_sequence()
@@ -56,14 +57,15 @@ class Generation:
 
     async def run(self) -> None:
         """Generate until an end token, the limit, or the request's cancellation."""
-        accepted, hidden, start = await self._prefill()
-        while (next_id := self._emit(accepted)) is not None and not self._request.is_cancelled:
+        tokens, hidden, start = await self._prefill()
+        while self._emit(tokens):
             prompt_rest = self._request.prompt_ids[start + 1 :] if start is not None else []
+            accepted = [token.id for token in tokens]
             drafts = await self._draft([*prompt_rest, *accepted], hidden)
             if self._request.is_cancelled:
                 return
-            token_ids, start = [next_id, *drafts], None
-            accepted, hidden = await self._run("paged", self._verify_step, token_ids)
+            token_ids, start = [accepted[-1], *drafts], None
+            tokens, hidden = await self._run("paged", self._verify_step, token_ids)
 
     def release(self) -> None:
         """Return every page. Idempotent."""
@@ -71,19 +73,22 @@ class Generation:
         if self._loaded.draft_pool is not None:
             self._loaded.draft_pool.release(self._draft_sequence.table)
 
-    async def _prefill(self) -> tuple[list[int], torch.Tensor, int | None]:
+    async def _prefill(self) -> tuple[list[Token], torch.Tensor, int | None]:
         """Compute the prompt; return the first token, the last chunk's hidden states and where that chunk starts."""
         prompt, size = self._request.prompt_ids, self._prefill_chunk
         for start in range(0, len(prompt), size):
             chunk = prompt[start : start + size]
-            first, hidden = await self._run("paged", self._prefill_step, chunk)
-            if start + size >= len(prompt) or self._request.is_cancelled:
+            is_last = start + size >= len(prompt)
+            tokens, hidden = await self._run("paged", self._prefill_step, chunk, is_last)
+            if is_last or self._request.is_cancelled:
                 break
             if self._num_drafts:
                 # The head takes the token after each position: the chunk's last one needs the next chunk's first.
                 next_ids = prompt[start + 1 : start + size + 1]
                 await self._run("draft", self._draft_step, next_ids, hidden, 0)
-        return [first], hidden, start
+                if self._request.is_cancelled:
+                    break
+        return tokens, hidden, start
 
     async def _draft(self, next_ids: Seq[int], hidden: torch.Tensor) -> list[int]:
         """Draft up to k tokens: one forward for the positions the body computed since, then one per further draft."""
@@ -94,6 +99,8 @@ class Generation:
         ids, states = list(next_ids), hidden
         drafts: list[int] = []
         for _ in range(num_drafts):
+            if self._request.is_cancelled:
+                break
             draft, states = await self._run("draft", self._draft_step, ids, states, 1)
             drafts.append(draft)
             ids = [draft]
@@ -101,12 +108,12 @@ class Generation:
         self._draft_sequence.num_tokens = kept
         return drafts
 
-    def _prefill_step(self, step: Step, chunk: list[int]) -> tuple[int, torch.Tensor]:
+    def _prefill_step(self, step: Step, chunk: list[int], is_last: bool) -> tuple[list[Token], torch.Tensor]:
         result = self._forwards.prefill(self._sequence, chunk)
         step.count_tokens(prefill=len(chunk))
-        return _greedy(result)[-1], result.hidden
+        return self._make_tokens(_greedy(result)) if is_last else [], result.hidden
 
-    def _verify_step(self, step: Step, token_ids: list[int]) -> tuple[list[int], torch.Tensor]:
+    def _verify_step(self, step: Step, token_ids: list[int]) -> tuple[list[Token], torch.Tensor]:
         """Compute the next token and the drafts after it; keep the rows whose input was right."""
         if self._loaded.is_row_exact:
             return self._verify_row_by_row(step, token_ids)
@@ -117,9 +124,9 @@ class Generation:
             num_right += 1
         rows.keep(self._sequence, num_right + 1)
         step.count_tokens(decode=len(token_ids), accepted=num_right)
-        return chosen[: num_right + 1], result.hidden[: num_right + 1]
+        return self._make_tokens(chosen[: num_right + 1]), result.hidden[: num_right + 1]
 
-    def _verify_row_by_row(self, step: Step, token_ids: list[int]) -> tuple[list[int], torch.Tensor]:
+    def _verify_row_by_row(self, step: Step, token_ids: list[int]) -> tuple[list[Token], torch.Tensor]:
         """Do the same with each row by itself, as plain decoding computes it; the first wrong draft ends it."""
         chosen: list[int] = []
         hidden = []
@@ -131,29 +138,36 @@ class Generation:
             if chosen[-1] != draft:
                 break
         step.count_tokens(decode=len(chosen), accepted=len(chosen) - 1)
-        return chosen, hidden[0] if len(hidden) == 1 else self._forwards.join(hidden)
+        return self._make_tokens(chosen), hidden[0] if len(hidden) == 1 else self._forwards.join(hidden)
 
     def _draft_step(self, step: Step, ids: Seq[int], hidden: torch.Tensor, count: int) -> tuple[int, torch.Tensor]:
         result = self._forwards.draft(self._draft_sequence, ids, hidden)
         step.count_tokens(drafted=count)
         return _greedy(result)[-1], result.hidden[-1:]
 
-    def _emit(self, token_ids: Seq[int]) -> int | None:
-        """Hand tokens to the caller; return the last one, or None when the generation is over."""
+    def _make_tokens(self, token_ids: Seq[int]) -> list[Token]:
+        """Decode the text of new tokens, up to the one that ends the generation."""
+        if self._text is None:
+            self._text = self._loaded.text.stream()
+        tokens: list[Token] = []
         for token_id in token_ids:
-            self._num_tokens += 1
             reason: FinishReason | None = None
             if token_id in self._loaded.end_ids:
                 reason = "stop"
-            elif self._num_tokens >= self._limit:
+            elif self._num_tokens + 1 >= self._limit:
                 reason = "length"
-            text = (
-                "" if self._text is None or reason == "stop" else self._text.push(token_id, is_last=reason is not None)
-            )
-            self._request.channel.put(Token(token_id, text, self._num_tokens - 1, reason))
+            text = "" if reason == "stop" else self._text.push(token_id, is_last=reason is not None)
+            tokens.append(Token(token_id, text, self._num_tokens, reason))
+            self._num_tokens += 1
             if reason is not None:
-                return None
-        return token_ids[-1]
+                break
+        return tokens
+
+    def _emit(self, tokens: Seq[Token]) -> bool:
+        """Hand tokens to the caller; return whether there is more to generate."""
+        for token in tokens:
+            self._request.channel.put(token)
+        return bool(tokens) and tokens[-1].finish_reason is None and not self._request.is_cancelled
 
     async def _run(self, kind: StepKind, body: Callable[..., T], *arguments: object) -> T:
         return await self._steps.run(kind, self._request.context, lambda step: body(step, *arguments))

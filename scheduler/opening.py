@@ -99,6 +99,9 @@ async def open_parts(
         level=settings.log_level,  # type: ignore[arg-type]
     )
     streaming_requested(sink, model=os.fspath(path))
+    if throttle := os.environ.get("EXPERTSTREAM_TEST_THROTTLE_COPY"):
+        text = f"A test switch is on: copies are throttled to {throttle} bytes per second."
+        sink.entry("warning", "warning", code="test_switch.throttle_copy", message=text)
     for text in resolved.warnings:
         sink.entry("warning", "warning", code="settings.unknown_variable", message=text)
     thread = StepThread("expertstream-step")
@@ -114,9 +117,7 @@ async def open_parts(
         raise
 
 
-def _opened(
-    path: str | os.PathLike[str], resolved: Resolved, sink: LogSink, thread: StepThread, loaded: Any
-) -> Opened:
+def _opened(path: str | os.PathLike[str], resolved: Resolved, sink: LogSink, thread: StepThread, loaded: Any) -> Opened:
     """Register what was loaded as a store of this process, with a clock and counters of its own."""
     settings = resolved.settings
     counters = Counters()

@@ -16,6 +16,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
+from ..memory.policy import policy_names
+from .budgets import HostBudget, SlotBudget
+
 __all__ = [
     "HostBudget",
     "Refused",
@@ -31,6 +34,7 @@ __all__ = [
     "length_or_auto",
     "log_path",
     "not_available",
+    "policy_name",
     "seconds",
     "size",
     "slot_budget",
@@ -67,44 +71,6 @@ class SettingError(ValueError):
         self.setting = setting
         self.value = value
         self.source = source
-
-
-@dataclass(frozen=True, slots=True)
-class SlotBudget:
-    """How many experts may be resident on the device.
-
-    Attributes:
-        kind: "per_layer" (slots in each MoE layer), "bytes" (for the whole pool), "share" (of all experts) or "auto".
-        amount: Slots, bytes, or a share between 0 and 1; 0 for "auto".
-    """
-
-    kind: Literal["auto", "per_layer", "bytes", "share"] = "auto"
-    amount: int | float = 0
-
-    def __str__(self) -> str:
-        return f"{self.amount} per layer" if self.kind == "per_layer" else _budget_text(self.kind, self.amount)
-
-
-@dataclass(frozen=True, slots=True)
-class HostBudget:
-    """How much host memory the expert records may take.
-
-    Attributes:
-        kind: "bytes", "share" (of the bytes of all experts) or "auto".
-        amount: Bytes, or a share between 0 and 1; 0 for "auto".
-    """
-
-    kind: Literal["auto", "bytes", "share"] = "auto"
-    amount: int | float = 0
-
-    def __str__(self) -> str:
-        return _budget_text(self.kind, self.amount)
-
-
-def _budget_text(kind: str, amount: float) -> str:
-    if kind == "auto":
-        return "auto"
-    return f"{amount * 100:g}%" if kind == "share" else f"{amount} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +240,16 @@ def choice(*words: str) -> ValueKind:
         return word
 
     return ValueKind(", ".join(words[:-1]) + f" or {words[-1]}", parse)
+
+
+def _policy(value: object) -> str:
+    name = _text(value)
+    if name not in policy_names():
+        raise ValueError
+    return name
+
+
+policy_name = ValueKind("lru, lrfu or the name of a registered policy", _policy)
 
 
 def not_available(kind: ValueKind, is_available: Callable[[object], bool], forms: str, reason: str) -> ValueKind:

@@ -61,7 +61,7 @@ class Settings:
         kinds.choice("auto", "float32", "bfloat16", "float16"),
         "Data type that runs; auto is the checkpoint's on a GPU and float32 on the CPU.",
     )
-    policy: str = _setting("lru", kinds.choice("lru", "lrfu"), "Which resident expert makes room for another.")
+    policy: str = _setting("lru", kinds.policy_name, "Which resident expert makes room for another.")
     decide: str = _setting(
         "auto",
         kinds.not_available(

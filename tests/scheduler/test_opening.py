@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from environment import changed_variables
-from tiny import TINY, quiet
+from tiny import PROMPT, TINY, greedy, quiet
 
 import expertstream
 from expertstream.memory.budget import InsufficientHostMemoryError
+from expertstream.memory.policy import LeastRecent, policy_names, register_policy
 from expertstream.scheduler import loading
 from expertstream.scheduler.loading import NotDeterministicError
 
@@ -113,3 +115,36 @@ async def test_entries_of_a_life_come_in_order_and_say_what_was_built() -> None:
     assert built["settings"]["slots"] == {"value": "50%", "source": "argument"}
     assert built["settings"]["policy"]["source"] == "default"
     assert {"torch", "transformers", "python"} <= set(built["versions"])
+
+
+async def test_a_registered_policy_serves_an_engine_and_changes_no_token() -> None:
+    """Contract 2.10: policies are plug-ins: one that is registered is usable by its name."""
+    evicted: list[int] = []
+
+    class MostRecent(LeastRecent):
+        """The worst of policies: what was used last goes first."""
+
+        def victims(self) -> Iterator[int]:
+            return iter(list(reversed(self._order)))
+
+        def remove(self, expert: int) -> None:
+            evicted.append(expert)
+            super().remove(expert)
+
+    if "most-recent" not in policy_names():
+        register_policy("most-recent", MostRecent)
+    async with expertstream.open(TINY, **quiet(slots=8, policy="most-recent")) as engine:
+        tokens = [token.id async for token in engine.generate(PROMPT, max_tokens=8)]
+    assert tokens == greedy()[:8]
+    assert evicted
+    assert engine.facts["policy"] == "most-recent"
+
+
+async def test_a_test_switch_that_is_on_warns() -> None:
+    """Contract 3.4: a test switch says that it is on, and inflates no counter but the time of copies."""
+    log = io.StringIO()
+    with changed_variables({"EXPERTSTREAM_TEST_THROTTLE_COPY": "1e9"}):
+        async with expertstream.open(TINY, log_stream=log, stats_every=0, slots=8) as engine:
+            assert [token.id async for token in engine.generate(PROMPT, max_tokens=3)] == greedy()[:3]
+            assert engine.statistics().violations() == []
+    assert "test_switch.throttle_copy" in log.getvalue()
