@@ -241,8 +241,7 @@ class StepClock:
                 self._close(scope)
                 self._calibrations += 1
 
-    @staticmethod
-    def check(kind: ScopeKind) -> None:
+    def check(self, kind: ScopeKind) -> None:
         """Refuses what would be refused if it were opened here: the same check, for work that is queued first.
 
         Raises:

@@ -22,6 +22,7 @@ from typing import Any
 from common import parse, publish
 
 import expertstream
+from expertstream.memory.outcome import Outcome
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 2048,
@@ -61,13 +62,15 @@ def decode(loaded: Any, num_tokens: int, seed: int) -> tuple[float, Any]:
     loaded.pool.reserve(sequence.table, num_tokens + 8)
     loaded.forwards.prefill(sequence, [rng.randrange(2048) for _ in range(8)])
     loaded.store.take_outcome()
+    total = Outcome()
     started = time.perf_counter()
     for _ in range(num_tokens):
         _, rows = loaded.forwards.decode([(sequence, [rng.randrange(2048)])])
         rows.keep(sequence, 1)
+        total += loaded.store.take_outcome()
     spent = time.perf_counter() - started
     loaded.pool.release(sequence.table)
-    return spent / num_tokens, loaded.store.take_outcome()
+    return spent / num_tokens, total
 
 
 async def run(folder: Path, num_tokens: int, rounds: int) -> dict[str, Any]:

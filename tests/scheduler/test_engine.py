@@ -189,7 +189,7 @@ async def test_a_forward_that_a_hook_waits_for_is_refused_instead_of_waiting_for
             "tokenize": lambda: engine.tokenize(PROMPT),
         }
         try:
-            asyncio.run_coroutine_threadsafe(calls[what](), loop).result(60)
+            asyncio.run_coroutine_threadsafe(calls[what](), loop).result(10)
         except expertstream.NestedStepError as exc:
             refused.append(exc)
 

@@ -165,3 +165,27 @@ async def _open_only() -> None:
     engine = await expertstream.open(TINY, **quiet(slots="50%"))
     await engine.aclose()
     await asyncio.sleep(10)
+
+
+async def test_a_request_that_is_left_between_drafts_costs_no_further_draft() -> None:
+    """Contract 1.4: leaving a request ends it after the step in progress, in the middle of its drafts too."""
+    drafting, left = threading.Event(), threading.Event()
+
+    def hook(layer: int, experts: list[list[int]]) -> None:
+        if layer == 8 and engine.statistics().steps_by_kind["paged"] == 2:  # the head's layer: a draft is computed
+            drafting.set()
+            left.wait(10)
+
+    async with expertstream.open(TINY, **quiet(slots="50%", speculate=4), routing=hook) as engine:
+        task = asyncio.create_task(tokens_of(engine, num_tokens=40))
+        while not drafting.is_set():
+            await asyncio.sleep(0.001)
+        drafts = engine.statistics().steps_by_kind["draft"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        left.set()
+        while engine._scheduler.num_running:
+            await asyncio.sleep(0.001)
+        assert engine.statistics().steps_by_kind["draft"] == drafts + 1
+        assert engine.statistics().steps_by_kind["paged"] == 2
+        nothing_is_held(engine)
