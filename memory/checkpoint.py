@@ -11,7 +11,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Self
 
 from .errors import CheckpointError, MissingShardError, shown
-from .header import MAX_HEADER_BYTES, Header, TensorEntry, describe_text, parse_object, read_header
+from .header import MAX_HEADER_BYTES, Header, TensorEntry, describe_text, parse_object, read_header, regular_bytes
 
 __all__ = ["Checkpoint"]
 
@@ -75,8 +75,7 @@ class Checkpoint:
         headers = {shard: read_header(folder / shard) for shard in shards}
         tensors, absent, strays = _reconciled(weight_map, headers)
         files = tuple(folder / shard for shard in shards)
-        has_tokenizer = not _TOKENIZERS.isdisjoint(names)
-        return cls(folder, config, generation_config, files, tensors, absent, strays, has_tokenizer)
+        return cls(folder, config, generation_config, files, tensors, absent, strays, _has_tokenizer(folder, names))
 
     def __repr__(self) -> str:
         counts = f"{len(self.tensors)} tensors, {self.total_bytes} bytes, {self.num_shards} shards"
@@ -139,7 +138,7 @@ def _listed(folder: Path) -> frozenset[str]:
 
 def _json_object(file: Path) -> dict[str, object]:
     try:
-        if file.stat().st_size > MAX_HEADER_BYTES:
+        if regular_bytes(file, CheckpointError, "a JSON file") > MAX_HEADER_BYTES:
             raise CheckpointError(file, f"it has over {MAX_HEADER_BYTES} bytes, too many for a file of settings")
         raw = file.read_bytes()
     except FileNotFoundError as exc:
@@ -151,6 +150,16 @@ def _json_object(file: Path) -> dict[str, object]:
     if text := describe_text(raw[:512]):
         raise CheckpointError(file, f"it is {text}")
     return parse_object(raw, file)
+
+
+def _has_tokenizer(folder: Path, names: frozenset[str]) -> bool:
+    found = sorted(_TOKENIZERS & names)
+    for name in found:
+        try:
+            regular_bytes(folder / name, CheckpointError, "a tokenizer file")
+        except OSError as exc:
+            raise CheckpointError(folder / name, f"it cannot be read: {exc.strerror or exc}") from exc
+    return bool(found)
 
 
 def _weight_map(folder: Path, names: frozenset[str]) -> dict[str, str] | None:

@@ -14,7 +14,16 @@ from types import MappingProxyType
 
 from .errors import CheckpointError, HeaderError, ReadError, TruncatedShardError, shown
 
-__all__ = ["DTYPE_BITS", "MAX_HEADER_BYTES", "Header", "TensorEntry", "describe_text", "parse_object", "read_header"]
+__all__ = [
+    "DTYPE_BITS",
+    "MAX_HEADER_BYTES",
+    "Header",
+    "TensorEntry",
+    "describe_text",
+    "parse_object",
+    "read_header",
+    "regular_bytes",
+]
 
 MAX_HEADER_BYTES = 100_000_000
 """The longest header that is read, in bytes: the same limit that the safetensors library has."""
@@ -106,7 +115,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     """
     file = Path(path)
     try:
-        file_bytes = _regular_bytes(file)
+        file_bytes = regular_bytes(file, HeaderError, "a safetensors file")
         with open(file, "rb") as stream:
             length = _checked_length(file, file_bytes, stream.read(_SNIFF_BYTES))
             stream.seek(_LENGTH_BYTES)
@@ -118,6 +127,29 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     if len(raw) < length:
         raise ReadError(file, _LENGTH_BYTES, length, len(raw), "the file ended: it became shorter meanwhile")
     return _checked_header(file, file_bytes, _LENGTH_BYTES + length, parse_object(raw, file, HeaderError))
+
+
+def regular_bytes(file: Path, error: type[CheckpointError], expected: str) -> int:
+    """Asks for the size of a file before it is opened: opening a named pipe would wait for a writer, for ever.
+
+    Args:
+        file: the file.
+        error: the class to raise.
+        expected: what it should be, for the message.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        CheckpointError: or the class asked for, if it is no regular file.
+        OSError: if the system knows nothing of it.
+    """
+    status = os.stat(file)
+    if stat.S_ISDIR(status.st_mode):
+        raise error(file, f"it is a directory where {expected} is expected")
+    if not stat.S_ISREG(status.st_mode):
+        raise error(file, f"it is a device, a pipe or a socket where {expected} is expected")
+    return status.st_size
 
 
 def describe_text(head: bytes) -> str | None:
@@ -176,16 +208,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {shown(twice)} is given twice")
     return unique
-
-
-def _regular_bytes(file: Path) -> int:
-    # Asked before the file is opened: opening a named pipe would wait for a writer.
-    status = os.stat(file)
-    if stat.S_ISDIR(status.st_mode):
-        raise HeaderError(file, "it is a directory where a safetensors file is expected")
-    if not stat.S_ISREG(status.st_mode):
-        raise HeaderError(file, "it is a device, a pipe or a socket where a safetensors file is expected")
-    return status.st_size
 
 
 def _checked_length(file: Path, file_bytes: int, head: bytes) -> int:

@@ -148,7 +148,8 @@ def _config_dtype(checkpoint: Checkpoint, config: PreTrainedConfig) -> torch.dty
     dtype = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise UnsupportedModelError(checkpoint.path / "config.json", f"its dtype {dtype!r} is no floating dtype of torch")
+        problem = f"its dtype {dtype!r} is no floating dtype of torch"
+        raise UnsupportedModelError(checkpoint.path / "config.json", problem)
     return found
 
 

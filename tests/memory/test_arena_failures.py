@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 from stores import (
     WAIT_S,
     ScriptedReader,
@@ -102,3 +103,22 @@ def test_close_of_an_arena_that_never_started_returns(tmp_path: Path) -> None:
     """An arena whose opening failed is closed like any other."""
     with open_arena(write_records(tmp_path, {0: 1}), is_started=False) as arena:
         assert arena.num_resident == 0
+
+
+def test_reader_thread_that_dies_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract 2.7: whatever ends a reader thread ends the waits for its records too, with that as the cause."""
+    fault = RuntimeError("callback")
+
+    def fail(done: int, total: int) -> None:
+        raise fault
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with open_arena(write_records(tmp_path, {0: 3}), is_started=False) as arena:
+        arena._progress = (fail, arena._progress[1])
+        with requiring(arena, keys(1, 2)) as results:
+            arena.start()
+        (_, errors), *_ = results
+        assert errors
+        assert {error.__cause__ for error in errors.values()} == {fault}
+        arena.release(key for key in keys(1, 2) if key not in errors)
+        assert not arena._holds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,13 @@ def test_checkpoint_path_that_is_no_model_folder_is_told_what_it_is(tmp_path: Pa
     assert "path cannot be used" in refusal(Path("a\0b"))
     with pytest.raises(ValueError, match="path must name a folder"):
         Checkpoint.open("")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes do not exist here")
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX, "tokenizer.json"])
+def test_checkpoint_named_pipe_is_refused_without_waiting_for_a_writer(name: str, tmp_path: Path) -> None:
+    """A pipe in the place of any file of a folder is refused before it is opened: opening would wait for ever."""
+    folder = write_checkpoint(tmp_path, {"model.safetensors": ONE})
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert "it is a device, a pipe or a socket" in refusal(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -141,3 +142,21 @@ def test_stdout_closed_before_the_end_is_code_1_without_a_word() -> None:
     )
     done = run_python(["-c", code])
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell there closes no descriptors")
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_standard_stream_that_is_closed_at_the_start_harms_nothing(closed: tuple[int, ...]) -> None:
+    """Started with `>&-` or by a daemon, a command runs: its loop and its files get no descriptor of those three."""
+    code = (
+        "import os, sys\nfrom expertstream.scheduler import cli\nfrom expertstream.scheduler.commands import one_shot\n"
+        "async def work():\n    print('text'); return 5\n"
+        "def command(): return one_shot.run_one_shot(work)\n"
+        "cli._app = lambda: lambda tokens, **_: command()\n"
+        "sys.exit(cli.main())"
+    )
+    closing = "import os, sys\n" + "".join(f"os.close({number})\n" for number in closed)
+    closing += "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+    done = run_python(["-c", closing, code])
+    assert (done.returncode, done.stderr) == (5, "")
+    assert done.stdout == ("" if 1 in closed else "text\n")

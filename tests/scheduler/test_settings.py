@@ -236,7 +236,7 @@ def test_unknown_variable_is_one_warning() -> None:
     assert "EXPERTSTREAM_SLOTS" in warning
 
 
-@pytest.mark.parametrize("content", [None, b"slots = ", b"slots = \xff"])
+@pytest.mark.parametrize("content", [None, b"slots = ", b"slots = \xff", b"slots = " + b"[" * 100_000])
 def test_config_file_that_cannot_be_read_is_an_error_with_its_path(tmp_path: Path, content: bytes | None) -> None:
     """A file that is absent, no TOML or no UTF-8 is an error that names it."""
     path = tmp_path / "settings.toml"
@@ -287,3 +287,11 @@ def test_a_setting_that_does_not_latch_changes_later() -> None:
     assert (later.stats_every, later.stats_min_s, later.slots) == (5, 0.0, settings.slots)
     with pytest.raises(SettingError, match="latched at open"):
         reconfigure(settings, {"stats_every": 5, "policy": "lrfu"})
+
+
+@pytest.mark.parametrize("name", ["slots", "host_memory", "max_model_len", "stats_every"])
+def test_number_beyond_what_a_machine_counts_is_an_error_and_not_a_failure_to_print_it(name: str) -> None:
+    """A number of thousands of digits is refused where it is read: Python refuses to print what it would come to."""
+    value = "9" * 4299 + ("T" if name in ("slots", "host_memory") else "")
+    with pytest.raises(SettingError, match=f"setting {name}: .*it is more than {2**63 - 1}"):
+        resolve({name: value}, environ={})

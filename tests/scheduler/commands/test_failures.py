@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from fake_engine import FakeEngine, failing
 
@@ -42,3 +44,19 @@ def test_failure_of_each_class_has_its_exit_code_and_one_line(
     assert err.endswith("expertstream: error: two lines\n")
     assert ("Traceback" in err) == debug
     assert debug or err.count("\n") == 1
+
+
+def test_failure_that_stderr_does_not_take_still_has_its_exit_code(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stderr that is closed, full or absent loses the line, not the exit code."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    closed = io.StringIO()
+    closed.close()
+    for stream in (Full(), closed, None):
+        monkeypatch.setattr("sys.stderr", stream)
+        assert main(["config", "--slots", "5x"]) == 2

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,15 @@ def test_one_shot_work_that_ends_despite_a_signal_is_still_stopped_by_it() -> No
         return 1
 
     assert one_shot.run_one_shot(work) == 128 + signal.SIGTERM
+
+
+def test_one_shot_uvloop_that_is_broken_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A uvloop whose import fails in any way is no reason to fail: asyncio's own loop serves."""
+    (tmp_path / "uvloop.py").write_text("raise RuntimeError('planted')", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "uvloop", raising=False)
+
+    async def work() -> int:
+        return 5
+
+    assert one_shot.run_one_shot(work) == 5

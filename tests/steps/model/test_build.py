@@ -214,3 +214,28 @@ def test_name_mapping_of_a_family_fills_every_expert(family: str, tmp_path: Path
     assert built.layers
     assert len(built.sources) == sum(layer.num_experts for layer in built.layers)
     assert built.num_ignored == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention_bias", 0),
+        ("head_dim", 0),
+        ("hidden_size", -1),
+        ("hidden_act", "x"),
+        ("num_attention_heads", 0),
+        ("pad_token_id", 2**40),
+        ("vocab_size", 0),
+        ("dtype", "x"),
+        ("num_experts_per_tok", NUM_EXPERTS + 1),
+    ],
+)
+def test_config_with_a_wrong_value_is_refused_whatever_transformers_makes_of_it(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    """A wrong value of config.json is an UnsupportedModelError that names the file, not an error of any class."""
+    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+    parsed = json.loads((TINY / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**parsed, key: value}), encoding="utf-8")
+    with pytest.raises(UnsupportedModelError, match=r"config\.json"):
+        build(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 from tiny import TINY, tokenizer
 
 from expertstream.memory.checkpoint import Checkpoint
+from expertstream.memory.errors import CheckpointError
 from expertstream.steps.model.text import NoTokenizerError, TextCodec
 
 TEXT = "def größe():\n    return '日本語 🎈'\n" * 3
@@ -61,3 +62,18 @@ def test_chat_messages_go_through_the_tokenizers_own_template(tmp_path: Path) ->
     assert codec(tmp_path / "model").encode_chat(messages) == codec().encode("<user>hi<reply>")
     with pytest.raises(ValueError, match="no chat template"):
         codec().encode_chat(messages)
+
+
+def test_half_of_a_surrogate_pair_is_refused_by_its_place() -> None:
+    """Text that has no UTF-8 form, as an argument of undecodable bytes, is a ValueError that says where."""
+    with pytest.raises(ValueError, match="half of a surrogate pair at character 1"):
+        codec().encode("a\ud800b")
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+def test_damaged_tokenizer_file_is_a_checkpoint_error(content: str, tmp_path: Path) -> None:
+    """A tokenizer that transformers does not take is an error about the folder, whatever class it raised."""
+    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="transformers does not take its tokenizer files"):
+        codec(tmp_path).encode("a")
