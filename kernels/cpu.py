@@ -59,8 +59,13 @@ class _Copy:
             if self.after is not None:
                 self.after.wait()
             started = time.perf_counter_ns()
+            num_bytes = self.destination.numel()
+            if num_bytes != self.source.numel() or not (
+                self.destination.is_contiguous() and self.source.is_contiguous()
+            ):
+                raise ValueError(f"source has {self.source.numel()} bytes, destination {num_bytes}, each in one run")
             # Not torch's copy: its threads would take the cores that the computing thread's are running on.
-            ctypes.memmove(self.destination.data_ptr(), self.source.data_ptr(), self.source.numel())
+            ctypes.memmove(self.destination.data_ptr(), self.source.data_ptr(), num_bytes)
             if bytes_per_s:
                 time.sleep(self.source.numel() / bytes_per_s)
             self.copy_ns = time.perf_counter_ns() - started

@@ -11,7 +11,8 @@ from pathlib import Path, PureWindowsPath
 from typing import Self
 
 from .errors import CheckpointError, MissingShardError, shown
-from .header import MAX_HEADER_BYTES, Header, TensorEntry, describe_text, parse_object, read_header, regular_bytes
+from .header import MAX_HEADER_BYTES, Header, TensorEntry, describe_text, parse_object, read_header
+from .regular_file import regular_bytes
 
 __all__ = ["Checkpoint"]
 

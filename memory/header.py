@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,17 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from .errors import CheckpointError, HeaderError, ReadError, TruncatedShardError, shown
+from .regular_file import regular_bytes
 
-__all__ = [
-    "DTYPE_BITS",
-    "MAX_HEADER_BYTES",
-    "Header",
-    "TensorEntry",
-    "describe_text",
-    "parse_object",
-    "read_header",
-    "regular_bytes",
-]
+__all__ = ["DTYPE_BITS", "MAX_HEADER_BYTES", "Header", "TensorEntry", "describe_text", "parse_object", "read_header"]
 
 MAX_HEADER_BYTES = 100_000_000
 """The longest header that is read, in bytes: the same limit that the safetensors library has."""
@@ -127,29 +118,6 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     if len(raw) < length:
         raise ReadError(file, _LENGTH_BYTES, length, len(raw), "the file ended: it became shorter meanwhile")
     return _checked_header(file, file_bytes, _LENGTH_BYTES + length, parse_object(raw, file, HeaderError))
-
-
-def regular_bytes(file: Path, error: type[CheckpointError], expected: str) -> int:
-    """Asks for the size of a file before it is opened: opening a named pipe would wait for a writer, for ever.
-
-    Args:
-        file: the file.
-        error: the class to raise.
-        expected: what it should be, for the message.
-
-    Returns:
-        Its bytes.
-
-    Raises:
-        CheckpointError: or the class asked for, if it is no regular file.
-        OSError: if the system knows nothing of it.
-    """
-    status = os.stat(file)
-    if stat.S_ISDIR(status.st_mode):
-        raise error(file, f"it is a directory where {expected} is expected")
-    if not stat.S_ISREG(status.st_mode):
-        raise error(file, f"it is a device, a pipe or a socket where {expected} is expected")
-    return status.st_size
 
 
 def describe_text(head: bytes) -> str | None:

@@ -83,7 +83,7 @@ def test_copy_that_fails_raises_on_wait_and_the_next_copy_works() -> None:
     failed, good = runtime.copy(target, _bytes(1, 99), after=None), runtime.copy(target, _bytes(2, 100), after=None)
     with pytest.raises(CopyError, match="Cannot copy 99 bytes") as caught:
         failed.wait()
-    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert isinstance(caught.value.__cause__, ValueError)
     assert failed.done()
     good.wait()
     assert torch.equal(target, _bytes(2, 100))
