@@ -13,7 +13,7 @@ import anyio
 
 from ..steps.clock import Step, StepClock
 from ..steps.statistics import Statistics
-from .errors import EngineClosedError, RequestTooLongError, WrongLoopError
+from .errors import EngineClosedError, PromptError, RequestTooLongError, WrongLoopError
 from .loop import Scheduler
 from .opening import Opened, open_parts
 from .prompts import Prompt, checked_prompt
@@ -271,10 +271,10 @@ class Engine:
         else:
             token_ids = [int(i) for i in prompt if isinstance(i, int)]
         if not token_ids:
-            raise ValueError("prompt has no tokens")
+            raise PromptError("prompt has no tokens")
         wrong = [i for i in token_ids if not 0 <= i < vocabulary]
         if wrong:
-            raise ValueError(f"prompt has token id {wrong[0]}; the vocabulary has {vocabulary} tokens")
+            raise PromptError(f"prompt has token id {wrong[0]}; the vocabulary has {vocabulary} tokens")
         return token_ids
 
     def _check_home(self, *, even_closed: bool = False) -> None:

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-__all__ = ["EngineClosedError", "EngineDeadError", "RequestTooLongError", "WrongLoopError"]
+__all__ = [
+    "DeviceUnavailableError",
+    "EngineClosedError",
+    "EngineDeadError",
+    "PromptError",
+    "RequestTooLongError",
+    "WrongLoopError",
+]
+
+
+class DeviceUnavailableError(RuntimeError):
+    """Raised when a GPU is asked for, and torch or CuPy finds none that it can use."""
+
+
+class PromptError(ValueError):
+    """Raised when a prompt cannot be used: it has no tokens, or a token id that the vocabulary does not have."""
 
 
 class EngineClosedError(RuntimeError):
@@ -21,7 +36,7 @@ class EngineDeadError(RuntimeError):
         )
 
 
-class RequestTooLongError(ValueError):
+class RequestTooLongError(PromptError):
     """Raised when a prompt leaves no room for a token.
 
     Attributes:

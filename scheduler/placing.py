@@ -18,6 +18,7 @@ from ..memory.host_limits import available_host_bytes
 from ..memory.reader import FileReader
 from ..memory.store import ExpertStore
 from ..steps.model.build import BuiltModel
+from .errors import DeviceUnavailableError
 from .settings import SettingError, Settings
 
 if TYPE_CHECKING:
@@ -53,20 +54,25 @@ def make_runtime(device: str) -> Runtime:
         device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or `cuda:N`.
 
     Raises:
-        RuntimeError: When a GPU is asked for, or found by `auto`, and torch or CuPy cannot use it.
+        DeviceUnavailableError: When a GPU is asked for, or found by `auto`, and torch or CuPy cannot use it.
     """
     throttle = _throttle()
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return CpuRuntime(throttle_bytes_per_s=throttle)
     if not torch.cuda.is_available():
-        raise RuntimeError(f"device {device}: torch {torch.__version__} finds no GPU; device=cpu runs without one")
+        raise DeviceUnavailableError(
+            f"device {device}: torch {torch.__version__} finds no GPU; device=cpu runs without one"
+        )
     index = int(device.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
-        raise RuntimeError(f"device {device}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+        raise DeviceUnavailableError(f"device {device}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
     from ..kernels.cuda import CudaRuntime
 
     torch.cuda.set_device(index)  # for this thread, which is the one that computes
-    return CudaRuntime(index, throttle_bytes_per_s=throttle)
+    try:
+        return CudaRuntime(index, throttle_bytes_per_s=throttle)
+    except RuntimeError as exc:
+        raise DeviceUnavailableError(f"device {device}: {exc}") from exc
 
 
 def _throttle() -> float:

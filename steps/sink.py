@@ -207,7 +207,10 @@ def write_final(sinks: Iterable[LogSink], event: str, level: Level = "info", /, 
             tried[target.key] = sink._send(target, entry)
             if not tried[target.key]:
                 lost.append(sink._lost(target))
-    if lost or not tried:
+    is_on_stderr = any(ok and key == ("stream", sys.stderr) for key, ok in tried.items())
+    if lost and is_on_stderr:
+        _say_on_stderr({"event": "log.lost", "lost": lost})  # the record stands there already
+    elif lost or not tried:
         _say_on_stderr({**entry, "lost": lost})
 
 

@@ -37,9 +37,10 @@ def exit_code_of(failure: BaseException) -> ExitCode:
     # Only now: a usage error must not pay for these imports.
     from ...memory.budget import InsufficientHostMemoryError, InsufficientSlotsError
     from ...memory.errors import CheckpointError
-    from ..errors import EngineDeadError
+    from ..errors import DeviceUnavailableError, EngineDeadError, PromptError
 
-    if isinstance(failure, (InsufficientSlotsError, InsufficientHostMemoryError)):
+    refused = (InsufficientSlotsError, InsufficientHostMemoryError, DeviceUnavailableError, PromptError)
+    if isinstance(failure, refused):
         return ExitCode.USAGE
     if isinstance(failure, CheckpointError):
         return ExitCode.BAD_MODEL

@@ -68,6 +68,9 @@ def read_logs(names: Sequence[str], *, stdin: IO[bytes] | None = None) -> Report
         for first, last, reason in log.damaged:
             lines = f"line {first}" if first == last else f"lines {first} to {last}"
             findings.add(Place(log.name, first), "", "damage", f"{lines}: {reason}")
+    if not entries.runs:
+        what = f"no entry of this library in {sum(log.num_lines for log in logs)} lines of {len(logs)} logs"
+        findings.add(Place(logs[0].name if logs else STDIN, 0), "", "empty", what)
     for run in entries.runs.values():
         finish(run, logs, findings)
     return Report(logs, entries.runs, findings)
