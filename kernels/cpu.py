@@ -111,6 +111,9 @@ class CpuRuntime:
     def record_compute(self, reads: Sequence[torch.Tensor]) -> Event:
         return _DONE
 
+    def drain(self) -> None:
+        """Nothing to wait for: computing is synchronous."""
+
     def close(self) -> None:
         self._is_closed = True
         thread, self._thread = self._thread, None

@@ -161,6 +161,10 @@ class CudaRuntime:
         self._enter()
         return ComputeEvent(self._events)
 
+    def drain(self) -> None:
+        """Block this thread until the compute stream has done all that was enqueued on it."""
+        torch.cuda.current_stream(self.device).synchronize()
+
     def close(self) -> None:
         """Wait for the copy stream, unregister host memory. Idempotent; does nothing while the interpreter ends."""
         if self._is_closed or sys.is_finalizing():

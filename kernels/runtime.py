@@ -91,5 +91,8 @@ class Runtime(Protocol):
             reads: The slots that this work reads. A runtime that checks ordering remembers them; others need not look.
         """
 
+    def drain(self) -> None:
+        """Block this thread until the device has done what this thread enqueued: a step ends when its work has."""
+
     def close(self) -> None:
         """Wait for enqueued copies, then release threads and streams. Idempotent."""

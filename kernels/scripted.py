@@ -102,6 +102,9 @@ class ScriptedRuntime:
         self._readers.update((slot.data_ptr(), event) for slot in reads)
         return event
 
+    def drain(self) -> None:
+        """Nothing to wait for: computing is synchronous."""
+
     def close(self) -> None:
         self.is_closed = True
 

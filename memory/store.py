@@ -54,6 +54,11 @@ class ExpertStore:
         self.runtime, self.arena = runtime, arena
         self.age = 0
         """Number of `paged` steps ended: the time by which policies age. Advanced by the step's owner."""
+        self._num_experts = dict(num_experts)
+        self.widest_share = 0.0
+        """Largest share of a layer's experts that the step whose outcome was taken last has looked up."""
+        self.is_overfull = False
+        """Whether that step has looked up more experts of a layer than it has slots."""
         self.tally = Tally()
         """What happened since the step's owner last took it."""
         self._pending: deque[tuple[ExpertKey, Event]] = deque()
@@ -110,8 +115,13 @@ class ExpertStore:
 
         Look-ups of the next step count anew: within a step an expert is looked up once, whichever row wants it.
         """
+        self.runtime.drain()
         self.settle()
-        for layer in self._layers.values():
+        self.widest_share, self.is_overfull = 0.0, False
+        for number, layer in self._layers.items():
+            wanted = len(layer.looked_up)
+            self.widest_share = max(self.widest_share, wanted / self._num_experts[number])
+            self.is_overfull |= wanted > layer.table.num_slots
             layer.looked_up.clear()
         return self.tally.take()
 

@@ -1,5 +1,9 @@
-"""When: the engine, its requests and step tasks, the settings, and the command line.
+"""When: the engine, its requests and step tasks, the settings, the command line, and the analysis of logs.
 
-Modules: `settings` and `setting_values` (what an engine is told), `engine`, `requests` and `errors` (the embedded
-interface), `verify` (same tokens, whatever is resident), `cli` and `commands` (the command line).
+- `engine`, `requests`, `prompts`, `errors`: the embedded interface
+- `settings`, `setting_values`, `budgets`, `test_switches`: what an engine is told
+- `opening`, `loading`, `placing`: from a path to everything an engine holds
+- `loop`, `generation`, `step_runner`, `step_thread`: requests in their order, and each forward as a step
+- `verify`: the same tokens, whatever is resident
+- `cli`, `commands`, `report`: the command line, a file for each command, and the reader of logs
 """

@@ -114,9 +114,9 @@ class Engine:
             max_tokens: Tokens to generate at most, at least 1.
 
         Returns:
-            An asynchronous iterator of `Token`. The request is queued when it is first asked for a token; leaving it,
-            closing it or being cancelled ends the request after the step in progress (with speculation, after the
-            drafts of that iteration) and releases everything it held.
+            An asynchronous iterator of `Token`. The request is queued when it is first asked for a token; closing
+            it, dropping it or being cancelled ends the request after the step in progress, a draft too, and releases
+            everything it held.
 
         Raises:
             TypeError, ValueError: When an argument is of the wrong kind (at once). While iterating: ValueError for a

@@ -122,7 +122,14 @@ def load(
         undo.callback(runtime.close)
         is_row_exact = _is_row_exact(settings, runtime.device)
         dtype = _run_dtype(settings, runtime.device)
-        built = build_model(checkpoint, reader, dtype=dtype, device=runtime.device, with_mtp=settings.speculate > 0)
+        built = build_model(
+            checkpoint,
+            reader,
+            dtype=dtype,
+            device=runtime.device,
+            with_mtp=settings.speculate > 0,
+            check_cancelled=check_cancelled,
+        )
         check_cancelled()
         end_ids = _end_ids(checkpoint)
         max_model_len = _max_model_len(checkpoint, built.model.config, settings)

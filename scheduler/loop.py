@@ -102,10 +102,11 @@ class Scheduler:
         """Say once, with a stable code, what a step showed about the budget."""
         if record.kind != "paged" or not record.tokens_decode:
             return
-        if record.outcome.waves:
+        store = self._loaded.store
+        if record.outcome.waves or store.is_overfull:
             text = "A decode step wanted more experts of a layer than it has slots; more slots would be faster."
             self._warn("slots.below_working_set", text, step=record.index, waves=record.outcome.waves)
-        widest = self._loaded.forwards.take_widest_share()
+        widest = store.widest_share
         if widest > WIDE_SHARE:
             text = "A decode step wanted most experts of a layer; a cache of experts saves little there."
             self._warn("residency.batch_is_wide", text, step=record.index, share=round(widest, 3))
@@ -127,7 +128,7 @@ class Scheduler:
                 if not work.result.done():
                     work.result.set_result(result)
         except Exception as exc:  # one request's error: the engine goes on with the next
-            _settle(work, EngineClosedError() if self.is_closing else exc)
+            _settle(work, _closed_by(exc) if self.is_closing else exc)
         else:
             # A request that closing cut short did not reach its end: its caller must not take it for one.
             _settle(work, EngineClosedError() if work.is_cut_short else None)
@@ -151,6 +152,13 @@ class Scheduler:
                 _settle(work, error)
         self._running = None
         self._waiting.clear()
+
+
+def _closed_by(error: Exception) -> EngineClosedError:
+    """Return what a request is told whose step failed while the engine was closing; the step's error is its cause."""
+    closed = EngineClosedError()
+    closed.__cause__ = error
+    return closed
 
 
 def _cut_short(work: Request | SingleForward) -> None:

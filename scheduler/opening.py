@@ -19,6 +19,7 @@ from .loop import Scheduler
 from .settings import Resolved, Settings, reconfigure
 from .step_runner import StepRunner
 from .step_thread import StepThread, wait_undisturbed
+from .test_switches import throttle_bytes_per_s
 
 __all__ = ["Opened", "open_parts"]
 
@@ -99,8 +100,8 @@ async def open_parts(
         level=settings.log_level,  # type: ignore[arg-type]
     )
     streaming_requested(sink, model=os.fspath(path))
-    if throttle := os.environ.get("EXPERTSTREAM_TEST_THROTTLE_COPY"):
-        text = f"A test switch is on: copies are throttled to {throttle} bytes per second."
+    if throttle := throttle_bytes_per_s():
+        text = f"A test switch is on: copies are throttled to {throttle:g} bytes per second."
         sink.entry("warning", "warning", code="test_switch.throttle_copy", message=text)
     for text in resolved.warnings:
         sink.entry("warning", "warning", code="settings.unknown_variable", message=text)
@@ -232,6 +233,7 @@ def _facts(path: str | os.PathLike[str], resolved: Resolved, loaded: Any) -> dic
         "host_bytes": loaded.arena.num_bytes,
         "dense_bytes": loaded.built.dense_bytes,
         "pinned": loaded.runtime.is_pinned,
+        "pinning": loaded.runtime.device.type != "cpu" and not loaded.runtime.is_pinned,
         "policy": resolved.settings.policy,
         "decide": "host",
         "link_bytes_per_s": None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,8 @@ from ..memory.reader import FileReader
 from ..memory.store import ExpertStore
 from ..steps.model.build import BuiltModel
 from .errors import DeviceUnavailableError
-from .settings import SettingError, Settings
+from .settings import Settings
+from .test_switches import throttle_bytes_per_s
 
 if TYPE_CHECKING:
     from ..kernels.cuda import CudaRuntime
@@ -29,7 +29,6 @@ __all__ = ["Placed", "make_runtime", "place_experts"]
 WORKSPACE_BYTES = 1 << 30
 """Left free on a GPU for activations and what libraries allocate."""
 
-_THROTTLE = "EXPERTSTREAM_TEST_THROTTLE_COPY"
 
 Progress = Callable[[int, int], None]
 
@@ -56,7 +55,7 @@ def make_runtime(device: str) -> Runtime:
     Raises:
         DeviceUnavailableError: When a GPU is asked for, or found by `auto`, and torch or CuPy cannot use it.
     """
-    throttle = _throttle()
+    throttle = throttle_bytes_per_s()
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return CpuRuntime(throttle_bytes_per_s=throttle)
     if not torch.cuda.is_available():
@@ -73,15 +72,6 @@ def make_runtime(device: str) -> Runtime:
         return CudaRuntime(index, throttle_bytes_per_s=throttle)
     except RuntimeError as exc:
         raise DeviceUnavailableError(f"device {device}: {exc}") from exc
-
-
-def _throttle() -> float:
-    given = os.environ.get(_THROTTLE) or "0"
-    try:
-        return float(given)
-    except ValueError as exc:
-        problem = f"cannot use {given!r}; accepted: a number of bytes per second"
-        raise SettingError("test_throttle_copy", given, f"environment {_THROTTLE}", problem) from exc
 
 
 def place_experts(
@@ -114,7 +104,7 @@ def place_experts(
     places = plan_places(settings.host_memory.kind, settings.host_memory.amount, needs, available_bytes=host)
     arena_bytes = sum(size * count for size, count in places.items())
     if runtime.device.type == "cpu":  # slots and records share the same memory
-        _check_kv(settings, _kv_bytes(built.model.config.get_text_config(), kv_tokens, built.dtype.itemsize), host)
+        _check_kv(settings, _kv_bytes(built, kv_tokens), host)
         available, taken = (None if host is None else host - arena_bytes), {"expert records": arena_bytes}
     else:
         available, taken = _left_on_gpu(built, runtime, kv_tokens)  # type: ignore[arg-type]
@@ -143,18 +133,19 @@ def _check_kv(settings: Settings, kv_bytes: int, host_bytes: int | None) -> None
 
 def _left_on_gpu(built: BuiltModel, runtime: CudaRuntime, kv_tokens: int) -> tuple[int, dict[str, int]]:
     """Return the bytes that slots may take, and what takes the rest. KV is allocated later, so it is set aside."""
-    kv = _kv_bytes(built.model.config.get_text_config(), kv_tokens, built.dtype.itemsize)
+    kv = _kv_bytes(built, kv_tokens)
     taken = {"dense weights": built.dense_bytes, "KV pages": kv, "workspace": WORKSPACE_BYTES}
     return runtime.free_device_bytes - kv - WORKSPACE_BYTES, taken
 
 
-def _kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
-    """Return what the pools will take if every layer caches keys and values of the config's head size."""
+def _kv_bytes(built: BuiltModel, num_tokens: int) -> int:
+    """Return what both pools will take if every layer caches keys and values of the config's head size."""
+    config: Any = built.model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    layers = sum(kind != "linear_attention" for kind in kinds)
-    return int(2 * layers * heads * dim * num_tokens * itemsize)
+    layers = sum(kind != "linear_attention" for kind in kinds) + (built.mtp is not None)
+    return int(2 * layers * heads * dim * num_tokens * built.dtype.itemsize)
 
 
 def _pin_behind(

@@ -244,9 +244,10 @@ def choice(*words: str) -> ValueKind:
 
 def _policy(value: object) -> str:
     name = _text(value)
-    if name not in policy_names():
+    known = {known.lower(): known for known in policy_names()} | {known: known for known in policy_names()}
+    if (found := known.get(name) or known.get(name.lower())) is None:
         raise ValueError
-    return name
+    return found
 
 
 policy_name = ValueKind("lru, lrfu or the name of a registered policy", _policy)

@@ -97,8 +97,6 @@ def _carriable(error: BaseException) -> BaseException:
     A `StopIteration` it refuses, so the waiter would wait for ever; and what is no `Exception` would mean something to
     the loop that the function did not mean, as a `CancelledError` means that the waiter was cancelled.
     """
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        return error
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     carried = RuntimeError(f"{type(error).__name__} was raised on the step thread: {error}")

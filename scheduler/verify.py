@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import anyio
 
 from .engine import Engine, open
+from .settings import resolve
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Check", "VerifyReport", "verify"]
 
 PROMPT = 'def read_file(path, encoding="utf-8"):\n    """Read a file and return its text.\n\n    The quick brown fox '
-NUM_RANDOM_IDS = 48
-"""Prompt tokens where there is no tokenizer: pseudo-random ids, the same on every machine."""
+NUM_PROMPT_TOKENS = 1000
+"""At most, as far as the model takes so many: long enough for every layer to want more experts than it has slots."""
+
+SHARE_TO_TEST = 0.25
+"""Of a layer's experts, what is resident when `slots` says nothing: a run that evicts nobody proves nothing."""
 
 NUM_NEW_TOKENS = 32
 
@@ -77,9 +81,12 @@ class _Run:
     prompt_ids: list[int]
     logits: torch.Tensor
     tokens: list[int]
+    slots: int
+    evictions: int
     is_row_exact: bool
     can_speculate: bool
     num_layers: int
+    slots_to_test: int
 
 
 async def verify(
@@ -95,7 +102,8 @@ async def verify(
     Args:
         path: The checkpoint's folder; tokenizer files are not needed.
         per_layer: Also compare every decoder layer on the plain model's own hidden states.
-        settings: As for `open`; `slots` is what is put to the test. Without `dtype` it is float32 here.
+        settings: As for `open`; `slots` is what is put to the test: without it 25 % of each layer's experts, at least
+            top-k. Without `dtype` it is float32 here.
         report: Called with one line per comparison as it is made.
         log_stream: As for `open`.
 
@@ -115,10 +123,17 @@ async def verify(
         report(str(check))
 
     plain = {**chosen, "speculate": 0}
-    streamed = await _run(path, plain, log_stream)
     resident = await _run(path, {**plain, "slots": "100%"}, log_stream)
-    add(_equal_logits("streamed against resident, logits", streamed.logits, resident.logits))
-    add(_equal_tokens("streamed against resident, greedy tokens", streamed.tokens, resident.tokens))
+    if resolve(chosen).settings.slots.kind == "auto":
+        chosen["slots"] = plain["slots"] = resident.slots_to_test
+    streamed = await _run(path, plain, log_stream)
+    tried = {"slots": streamed.slots, "evictions": streamed.evictions}
+    note = "" if streamed.evictions else " (nothing was evicted: nothing was put to the test)"
+    for check in (
+        _equal_logits("streamed against resident, logits", streamed.logits, resident.logits),
+        _equal_tokens("streamed against resident, greedy tokens", streamed.tokens, resident.tokens),
+    ):
+        add(Check(check.name + note, check.passed, {**check.figures, **tried}))
     if streamed.can_speculate:
         drafts = int(str(chosen.get("speculate") or 0)) or 1
         speculated = await _run(path, {**chosen, "speculate": drafts}, log_stream)
@@ -135,25 +150,32 @@ async def _run(path: str | os.PathLike[str], settings: Mapping[str, Any], log_st
         prompt = await _prompt_ids(engine)
         logits = await engine.logits(prompt)
         tokens = [token.id async for token in engine.generate(prompt, max_tokens=NUM_NEW_TOKENS)]
-        facts = engine.facts
+        facts: Mapping[str, Any] = engine.facts
+        share = int(min(facts["experts_per_layer"]) * SHARE_TO_TEST)
         return _Run(
             prompt,
             logits,
             tokens,
-            bool(facts["row_exact"]),
-            bool(facts["mtp_available"]),
-            int(str(facts["decoder_layers"])),
+            facts["slots"],
+            engine.statistics().evictions,
+            facts["row_exact"],
+            facts["mtp_available"],
+            facts["decoder_layers"],
+            max(share, *facts["top_k"]),
         )
 
 
 async def _prompt_ids(engine: Engine) -> list[int]:
-    if engine.facts["tokenizer"]:
-        return await engine.tokenize(PROMPT)
-    vocabulary = int(str(engine.facts["vocabulary"]))
+    facts: Mapping[str, Any] = engine.facts
+    limit = min(NUM_PROMPT_TOKENS, facts["max_model_len"] - NUM_NEW_TOKENS - 1)
+    if facts["tokenizer"]:
+        one = await engine.tokenize(PROMPT)
+        repeated: list[int] = (one * -(-limit // len(one)))[:limit]
+        return repeated
     state, ids = 1, []
-    for _ in range(NUM_RANDOM_IDS):
+    for _ in range(limit):
         state = (state * 1103515245 + 12345) % (1 << 31)  # the C standard's example generator: no library may change it
-        ids.append(state % vocabulary)
+        ids.append(state % facts["vocabulary"])
     return ids
 
 

@@ -1,14 +1,7 @@
 """What a forward is and what is said about it: step clock, counters, log entries, the record of the process.
 
-Names, by module (nothing is imported here, so that a part costs only itself):
-
-- `clock`: `StepClock`, `Step`, `StepRecord`, `StepKind`, `STEP_KINDS`, `NestedStepError`, `OverlappingStepError`
-- `statistics`: `Statistics`, `StepsByKind`, `Counters`
-- `json_values`: `jsonable`
-- `sink`: `LogSink`, `write_final`, `bound_context`, `context_bound`
-- `log_file`: `LogFile`; `log_stream`: `LogStream`
-- `process`: `streaming_requested`, `not_built`, `next_store_serial`, `register_store`, `StoreLedger`,
-  `flush_statistics`
-- `process_local`: `ProcessLocal`, `watch_forks`
+- `clock`, `statistics`: steps that never nest, and the counters they add up to
+- `sink`, `log_file`, `log_stream`, `json_values`: log entries and where they go
+- `process`, `process_local`, `at_exit`: what streaming came to in this process, forks, and its end
 - `model`: the transformers model and its four forwards
 """

@@ -5,7 +5,8 @@ No expert tensor is ever allocated as a parameter; their bytes become records (m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,10 @@ from .names import NameMap, map_names, record_sources
 from .plugs import ATTENTION, EXPERTS, register
 
 __all__ = ["BuiltModel", "ExpertLayer", "build_model"]
+
+# transformers builds under a default dtype, and torch has one default for the whole process: two at once would build
+# with each other's.
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,13 @@ class BuiltModel:
 
 
 def build_model(
-    checkpoint: Checkpoint, reader: FileReader, *, dtype: torch.dtype | None, device: torch.device, with_mtp: bool
+    checkpoint: Checkpoint,
+    reader: FileReader,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    with_mtp: bool,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> BuiltModel:
     """Build a checkpoint's model.
 
@@ -84,6 +95,7 @@ def build_model(
         dtype: The dtype that runs; None is the checkpoint's own.
         device: Where dense parameters go.
         with_mtp: Assemble the MTP head of the `mtp.*` tensors as well.
+        check_cancelled: Raises when the opening was cancelled; called before every dense tensor is read.
 
     Raises:
         CheckpointError: When a needed tensor is absent, of the wrong shape or unreadable.
@@ -93,7 +105,7 @@ def build_model(
     register()
     config = _read_config(checkpoint)
     run_dtype = dtype or _config_dtype(checkpoint, config)
-    with _taken_by_transformers(checkpoint), torch.device("meta"):
+    with _taken_by_transformers(checkpoint), _one_at_a_time, torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config,
             dtype=run_dtype,
@@ -115,7 +127,7 @@ def build_model(
     names = map_names(checkpoint, model, tensors, expert_parameters)
     layers, sources = _expert_layers(checkpoint, config, modules, names, run_dtype)
     dense = {name: tensor for name, tensor in tensors.items() if name not in expert_parameters}
-    dense_bytes = _load_dense(checkpoint, reader, roots, dense, names, device)
+    dense_bytes = _load_dense(checkpoint, reader, roots, dense, names, device, check_cancelled)
     model.train(False)
     return BuiltModel(model, mtp, run_dtype, layers, sources, dense_bytes, len(names.ignored))
 
@@ -218,6 +230,7 @@ def _load_dense(
     dense: dict[str, torch.Tensor],
     names: NameMap,
     device: torch.device,
+    check_cancelled: Callable[[], None],
 ) -> int:
     tied = _tied_names(roots[0][1], names)
     missing = [name for name in dense if name not in names.dense and name not in tied]
@@ -232,6 +245,7 @@ def _load_dense(
             if not name.startswith(prefix) or (prefix == "" and any(name.startswith(p) for p, _ in roots if p)):
                 continue
             if name in names.dense:
+                check_cancelled()
                 value = _read_tensor(reader, names.dense[name], tensor).to(device)
                 total += value.numel() * value.element_size()
                 _put(root, name.removeprefix(prefix), value)

@@ -61,8 +61,6 @@ class StreamedExperts:
         if self._on_routing is not None:
             self._on_routing(self._layer.number, chosen)
         groups = group_rows(chosen)
-        if isinstance(rows, DecodeRows):
-            self._active.widest_share = max(self._active.widest_share, len(groups) / self._layer.num_experts)
         # A scan is what passes through once: a prefill chunk, or a whole sequence without a cache.
         recent = None if isinstance(rows, DecodeRows) else {expert for row in chosen[-RECENT_ROWS:] for expert in row}
         pairs = hidden.new_empty((topk_ids.numel(), hidden.shape[1]))

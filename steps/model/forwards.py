@@ -183,11 +183,6 @@ class Forwards:
         """End the forward in progress at its next expert look-up, and every later one. From any thread."""
         self._active.is_stopped = self._draft_active.is_stopped = True
 
-    def take_widest_share(self) -> float:
-        """Return the largest share of a layer's experts that one decode look-up wanted since the last call."""
-        widest, self._active.widest_share = self._active.widest_share, 0.0
-        return widest
-
     @property
     def num_layers(self) -> int:
         """Decoder layers of the body."""

@@ -59,12 +59,7 @@ class MtpHead(torch.nn.Module):
         config = copy.deepcopy(body.config)
         config.num_hidden_layers = 1
         config.layer_types = ["full_attention"]
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            return cls(config, type(body.layers[-1]), type(body.norm)).eval()
-        finally:
-            torch.set_default_dtype(default)
+        return cls(config, type(body.layers[-1]), type(body.norm)).to(dtype).eval()
 
     def forward(
         self,

@@ -1,7 +1,7 @@
 """From checkpoint names to parameters and expert records, by transformers' own conversion mapping, names only.
 
 No tensor is read here. `get_model_conversion_mapping` and `rename_source_key` are internal to transformers:
-tests/steps/test_names.py pins what is used of them.
+tests/steps/model/test_build.py builds models through them, and no test pins them by themselves.
 """
 
 from __future__ import annotations

@@ -72,12 +72,10 @@ class ActiveForward:
     Attributes:
         rows: What is being computed; None is a whole sequence without a cache (dense, replay).
         pool: KV pages of the model being computed.
-        widest_share: Largest share of a layer's experts that a decode look-up has wanted since it was last asked for.
         is_stopped: The engine is closing: the forward ends at its next look-up.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self.rows: PrefillRows | DecodeRows | None = None
         self.pool = pool
-        self.widest_share = 0.0
         self.is_stopped = False

@@ -32,7 +32,7 @@ def _case(
     if has_bias:
         parts[up_name + "_bias"] = torch.randn(NUM_EXPERTS, width, generator=generator)
         parts["down_proj_bias"] = torch.randn(NUM_EXPERTS, HIDDEN, generator=generator)
-    return ExpertShape(up_name, is_transposed, has_bias, _gated if is_gated else torch.relu), parts
+    return ExpertShape(up_name, is_transposed, has_bias, _gated if is_gated else torch.nn.functional.silu), parts
 
 
 def _routing(seed: int = 0, num_rows: int = NUM_ROWS) -> tuple[torch.Tensor, list[list[int]], torch.Tensor]:
@@ -156,3 +156,20 @@ def test_combine_sums_in_the_promoted_dtype_and_casts_last() -> None:
     assert torch.equal(out, expected)
     cast_first = (pairs.view(4, TOP_K, HIDDEN) * weights.bfloat16()[..., None]).sum(1)
     assert not torch.equal(out, cast_first)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_many_rows_have_the_same_bits_whatever_arrives_together(num_threads: int, is_gated: bool) -> None:
+    """Contract 2.9: vectors and threads cut an elementwise function's tensor by its size; that must not show."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        shape, parts = _case(is_gated=is_gated)
+        routed = _routing(seed=3, num_rows=1500)
+        experts = list(group_rows(routed[1]))
+        whole = _run(routed, shape, parts, [experts])
+        for cut in range(1, len(experts)):
+            assert torch.equal(_run(routed, shape, parts, [experts[:cut], experts[cut:]]), whole)
+    finally:
+        torch.set_num_threads(before)

@@ -15,8 +15,8 @@ from expertstream.scheduler import loop as loop_module
 pytestmark = pytest.mark.anyio
 
 
-async def tokens_of(engine: expertstream.Engine, num_tokens: int) -> list[int]:
-    return [token.id async for token in engine.generate(PROMPT, max_tokens=num_tokens)]
+async def tokens_of(engine: expertstream.Engine, num_tokens: int, prompt: str = PROMPT) -> list[int]:
+    return [token.id async for token in engine.generate(prompt, max_tokens=num_tokens)]
 
 
 def warnings_in(arguments: dict[str, Any]) -> list[str]:
@@ -38,18 +38,24 @@ async def test_requests_run_in_the_order_they_came() -> None:
 
 
 async def test_decode_step_below_the_working_set_is_warned_of_once() -> None:
-    """Contract 2.8: drafts verified together may want more experts than there are slots: said once, with its code."""
-    arguments = quiet(slots=4)
+    """Contract 2.8: drafts verified in one step may want more experts than there are slots: said once."""
+    arguments = quiet(slots=4, speculate=3)
+    looping = "class TestQueue(unittest.TestCase):\n    def setUp(self):\n"  # its drafts are nearly all right
     async with expertstream.open(TINY, **arguments) as engine:
-        scheduler, forwards = engine._scheduler, engine._opened.loaded.forwards
-        record = _record(engine, waves=2)
-        for _ in range(3):
-            scheduler.step_ended(record)
-        forwards._active.widest_share = 0.81
-        scheduler.step_ended(record)
-        forwards._active.widest_share = 0.9
-        scheduler.step_ended(record)
-    assert warnings_in(arguments) == ["slots.below_working_set", "residency.batch_is_wide"]
+        assert len(await tokens_of(engine, 30, looping)) == 30
+        assert engine.statistics().tokens_accepted > 5
+    assert warnings_in(arguments) == ["slots.below_working_set"]
+
+
+async def test_decode_step_that_wants_most_experts_is_warned_of_once() -> None:
+    """Contract 2.8: so is one whose distinct experts exceed 80 % of a layer's."""
+    arguments = quiet(slots="100%")
+    async with expertstream.open(TINY, **arguments) as engine:
+        store, scheduler = engine._opened.loaded.store, engine._scheduler
+        for share in (0.8, 0.81, 0.9):
+            store.widest_share = share
+            scheduler.step_ended(_record(engine, waves=0))
+    assert warnings_in(arguments) == ["residency.batch_is_wide"]
 
 
 async def test_prefill_that_does_not_fit_is_not_warned_of() -> None:

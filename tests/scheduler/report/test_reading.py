@@ -98,10 +98,23 @@ def test_reading_damage_in_the_middle_is_skipped_counted_and_located(check: Chec
     assert run["totals"]["steps"] == 19
 
 
-def test_reading_empty_file_is_an_empty_report(check: Check) -> None:
-    """No line is no run and no violation."""
-    report = check(b"", b"\n", gzip.compress(b""))
-    assert (report.runs, report.findings.kept) == ({}, [])
+def names_only_the_first_log(report: Report) -> bool:
+    """Whether there is no run, and the one violation is that nothing is from this library, in the first log."""
+    (violation,) = report.findings.kept
+    place = (violation.place.file, violation.place.line)
+    return not report.runs and violation.rule == "empty" and place == (report.logs[0].name, 0)
+
+
+def test_reading_empty_files_are_a_violation_of_the_first(check: Check) -> None:
+    """No line is no run: probably the wrong files, which must not pass for logs without a fault."""
+    assert names_only_the_first_log(check(b"", b"\n", gzip.compress(b"")))
+
+
+def test_reading_logs_of_others_only_are_a_violation_of_the_first(check: Check, good: Entries) -> None:
+    """JSON lines of others alone are the wrong file; beside one log of this library they are no fault."""
+    others = b'{"event": "other", "seq": 1}\n{"message": "started"}\n'
+    assert names_only_the_first_log(check(others, others))
+    assert check(others, text(good)).findings.kept == []
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
