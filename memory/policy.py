@@ -74,7 +74,7 @@ class RecencyFrequency:
     """
 
     half_life = 16.0
-    """Paged steps after which one use counts half. Measured on the shipped checkpoint: docs/benchmarks."""
+    """Paged steps after which one use counts half."""
 
     def __init__(self, num_experts: int) -> None:
         self._time = [-math.inf] * num_experts

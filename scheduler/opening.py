@@ -19,7 +19,7 @@ from .loop import Scheduler
 from .settings import Resolved, Settings, reconfigure
 from .step_runner import StepRunner
 from .step_thread import StepThread, wait_undisturbed
-from .test_switches import throttle_bytes_per_s
+from .switches import throttle_bytes_per_s
 
 __all__ = ["Opened", "open_parts"]
 

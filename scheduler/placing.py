@@ -19,7 +19,7 @@ from ..memory.store import ExpertStore
 from ..steps.model.build import BuiltModel
 from .errors import DeviceUnavailableError
 from .settings import Settings
-from .test_switches import throttle_bytes_per_s
+from .switches import throttle_bytes_per_s
 
 if TYPE_CHECKING:
     from ..kernels.cuda import CudaRuntime

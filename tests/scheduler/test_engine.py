@@ -100,11 +100,11 @@ async def test_generate_refuses_arguments_it_cannot_use() -> None:
         for prompt, max_tokens, kind, message in bad:
             with pytest.raises(kind, match=message):
                 engine.generate(prompt, max_tokens=max_tokens)
-        with pytest.raises(ValueError, match="token id 2048; the vocabulary has 2048"):
+        with pytest.raises(expertstream.PromptError, match="token id 2048; the vocabulary has 2048"):
             await tokens_of(engine, [1, 2048])
         with pytest.raises(ValueError, match="no chat template"):
             await tokens_of(engine, [{"role": "user", "content": "hi"}])
-        with pytest.raises(ValueError, match="prompt has no tokens"):
+        with pytest.raises(expertstream.PromptError, match="prompt has no tokens"):
             await tokens_of(engine, "")
         assert engine.statistics().steps == 0
 

@@ -70,7 +70,7 @@ async def test_budget_that_cannot_serve_a_token_is_refused_through_open(slots: o
 @needs_no_gpu
 async def test_gpu_that_is_not_there_is_refused() -> None:
     """A device that was asked for and cannot be used is an error that names a way out."""
-    with pytest.raises(RuntimeError, match=r"finds no GPU; device=cpu runs without one"):
+    with pytest.raises(expertstream.DeviceUnavailableError, match=r"finds no GPU; device=cpu runs without one"):
         await expertstream.open(TINY, **quiet(device="cuda"))
 
 

@@ -18,7 +18,9 @@ from expertstream.scheduler.cli import main
         ("expertstream.memory.errors", "HeaderError", 3),
         ("expertstream.memory.budget", "InsufficientSlotsError", 2),
         ("expertstream.memory.budget", "InsufficientHostMemoryError", 2),
-        ("expertstream.scheduler.errors", "EngineDeadError", 4),
+        ("expertstream", "DeviceUnavailableError", 2),
+        ("expertstream", "PromptError", 2),
+        ("expertstream", "EngineDeadError", 4),
         ("builtins", "RuntimeError", 1),
     ],
 )
