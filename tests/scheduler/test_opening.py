@@ -13,8 +13,9 @@ from environment import changed_variables
 from tiny import PROMPT, TINY, greedy, quiet
 
 import expertstream
+from expertstream.memory import policy as policies
 from expertstream.memory.budget import InsufficientHostMemoryError
-from expertstream.memory.policy import LeastRecent, policy_names, register_policy
+from expertstream.memory.policy import LeastRecent, register_policy
 from expertstream.scheduler import loading
 from expertstream.scheduler.loading import NotDeterministicError
 
@@ -117,8 +118,9 @@ async def test_entries_of_a_life_come_in_order_and_say_what_was_built() -> None:
     assert {"torch", "transformers", "python"} <= set(built["versions"])
 
 
-async def test_a_registered_policy_serves_an_engine_and_changes_no_token() -> None:
+async def test_a_registered_policy_serves_an_engine_and_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract 2.10: policies are plug-ins: one that is registered is usable by its name."""
+    monkeypatch.setattr(policies, "_FACTORIES", dict(policies._FACTORIES))
     evicted: list[int] = []
 
     class MostRecent(LeastRecent):
@@ -131,8 +133,7 @@ async def test_a_registered_policy_serves_an_engine_and_changes_no_token() -> No
             evicted.append(expert)
             super().remove(expert)
 
-    if "most-recent" not in policy_names():
-        register_policy("most-recent", MostRecent)
+    register_policy("most-recent", MostRecent)
     async with expertstream.open(TINY, **quiet(slots=8, policy="most-recent")) as engine:
         tokens = [token.id async for token in engine.generate(PROMPT, max_tokens=8)]
     assert tokens == greedy()[:8]
