@@ -10,6 +10,7 @@ Run: python tests/benchmarks/gpu_decode.py --folder DIR [--layers N] [--steps N]
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import io
 import json
@@ -174,8 +175,9 @@ async def ours(folder: Path, slots: str, given: Any, prompt: list[int]) -> dict[
             "decode": await thread.submit(lambda: timed_steps(loaded, given.steps)),
         }
         for count in (128, 4096):
-            await thread.submit(lambda count=count: timed_prefill(loaded, count, 4096))
-            figures[f"prefill {count}"] = await thread.submit(lambda count=count: timed_prefill(loaded, count, 4096))
+            prefill = functools.partial(timed_prefill, loaded, count, 4096)
+            await thread.submit(prefill)
+            figures[f"prefill {count}"] = await thread.submit(prefill)
         return figures
 
 

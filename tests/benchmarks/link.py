@@ -80,11 +80,12 @@ def run(record_mib: float, num_records: int, num_slots: int) -> dict[str, Any]:
         link.append(count / seconds)
     figures = {"GB/s": sorted(through[1:])[2] / 1e9, "bare GB/s": sorted(link[1:])[2] / 1e9}
     figures["ratio"] = figures["GB/s"] / figures["bare GB/s"]
+    pinned = runtime.is_pinned
     store.arena.close()
     runtime.close()
     return {
         "record_bytes": store._layers[0].layout.num_bytes,
-        "pinned": runtime.is_pinned,
+        "pinned": pinned,
         "device": torch.cuda.get_device_name(),
         **{name: round(value, 4) for name, value in figures.items()},
     }

@@ -12,6 +12,7 @@ Run: python tests/benchmarks/streaming.py --folder DIR [--tokens N] [--rounds N]
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import random
 import statistics
@@ -92,7 +93,7 @@ async def run(folder: Path, num_tokens: int, rounds: int) -> dict[str, Any]:
                 while not engine._opened.loaded.arena.is_complete:
                     await asyncio.sleep(0.05)
                 loaded, thread = engine._opened.loaded, engine._opened.thread
-                figures = await thread.submit(lambda loaded=loaded, n=number: decode(loaded, num_tokens, n))
+                figures = await thread.submit(functools.partial(decode, loaded, num_tokens, number))
                 if number >= 2:  # the first rounds fill the slots
                     rows[name].append(figures)
         record_bytes = full.facts["record_bytes"]

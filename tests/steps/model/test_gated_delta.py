@@ -11,6 +11,7 @@ from families import write_family
 from tiny import TINY
 
 import expertstream.steps.model.gated_delta as taking
+from expertstream.kernels.gated_delta import gated_delta_row
 from expertstream.scheduler.loading import Loaded, load
 from expertstream.scheduler.settings import resolve
 
@@ -47,7 +48,7 @@ def test_every_recurrent_layer_of_the_shipped_checkpoint_takes_the_short_way(mod
 
 def test_a_module_that_computes_otherwise_keeps_its_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a row differs from the module's own, the module computes it."""
-    right = taking.gated_delta_row
+    right = gated_delta_row
 
     def wrong(*arguments: Any) -> Any:
         out, conv, state = right(*arguments)
@@ -74,6 +75,6 @@ def test_row_changes_none_of_the_states_it_is_given(model: Any) -> None:
     weights = mixers(model)[0].forward._weights
     conv, state = torch.randn(1, *weights.conv.shape), torch.randn(1, 4, 32, 32)
     before = conv.clone(), state.clone()
-    taking.gated_delta_row(torch.randn(1, 128), conv, state, weights)
+    gated_delta_row(torch.randn(1, 128), conv, state, weights)
     assert torch.equal(conv, before[0])
     assert torch.equal(state, before[1])
