@@ -104,6 +104,37 @@ async def test_closing_in_the_middle_of_a_step_ends_the_step_once_and_the_reques
     assert statistics.violations() == []
 
 
+async def test_closing_in_the_last_layer_of_a_step_lets_the_step_end_and_cuts_the_request_short() -> None:
+    """Contract 1.4: a step that is past its last check ends well, and its request is not taken for a finished one."""
+    layers: set[int] = set()
+    entered, go_on, got = threading.Event(), threading.Event(), []
+
+    def hook(layer: int, experts: list[list[int]]) -> None:
+        if got and layer == max(layers):
+            entered.set()
+            go_on.wait(10)
+        layers.add(layer)
+
+    async def consume() -> None:
+        async for token in engine.generate(PROMPT, max_tokens=NUM_TOKENS):
+            got.append(token.id)
+
+    engine = await expertstream.open(TINY, **quiet(slots="50%"), routing=hook)
+    task = asyncio.create_task(consume())
+    while not entered.is_set():
+        await asyncio.sleep(0.001)
+    closing = asyncio.create_task(engine.aclose())
+    await asyncio.sleep(0.01)
+    go_on.set()
+    await closing
+    with pytest.raises(EngineClosedError):
+        await task
+    statistics = engine.statistics()
+    assert statistics.steps_failed == 0
+    assert len(got) < NUM_TOKENS
+    assert statistics.violations() == []
+
+
 async def test_aclose_any_number_of_times_from_any_task() -> None:
     """Closing is idempotent and concurrent; after it every call says that the engine is closed; threads are gone."""
     before = set(threading.enumerate())
