@@ -30,10 +30,13 @@ FLOAT32_BOUND = 1e-5
 """Largest difference of logits over the largest logit, float32."""
 
 HALF_BOUND = 5e-2
-"""The same for bfloat16 and float16, whose results are reported as well: one rounding of the last layers is 4e-3."""
+"""The same for one position in bfloat16 and float16: one rounding of the last layers is 4e-3."""
 
 HALF_AGREEMENT = 0.9
-"""Least share of positions with the same most likely token, bfloat16 and float16."""
+"""Least share of positions within `HALF_BOUND`, and with the same most likely token, in bfloat16 and float16.
+
+Not all: where two experts are nearly as likely, another attention kernel's rounding lets the router choose the other.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +215,14 @@ def _equal_tokens(name: str, a: list[int], b: list[int]) -> Check:
 def _close(name: str, a: torch.Tensor, b: torch.Tensor, *, is_final: bool) -> Check:
     import torch
 
-    difference = float((a.double() - b.double()).abs().max() / b.double().abs().max())
+    by_position = (a.double() - b.double()).abs().amax(-1) / b.double().abs().max()
+    difference = float(by_position.max())
     figures: dict[str, float | int | str] = {"relative difference": difference}
     if a.dtype == torch.float32:
         return Check(name, difference <= FLOAT32_BOUND, {**figures, "bound": FLOAT32_BOUND})
-    passed = difference <= HALF_BOUND
+    within = float((by_position <= HALF_BOUND).double().mean())
+    figures["positions within the bound"] = within
+    passed = within >= HALF_AGREEMENT
     if is_final:
         agreement = float((a.argmax(-1) == b.argmax(-1)).double().mean())
         figures["argmax agreement"] = agreement
