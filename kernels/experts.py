@@ -83,9 +83,12 @@ def run_experts(
         x = hidden[[pair // top_k for pair in pairs]]
         blocks = _cut(x, groups)
     up = _products(blocks, parts, shape.up_name, shape)
-    # Group by group: an elementwise function's bits depend on where vectors and threads cut the tensor it gets, and how
-    # many groups arrive together depends on residency.
-    act = [(shape.activate(rows), slot) for rows, slot in _cut(up, groups)]
+    # On the CPU an elementwise function's bits depend on where vectors and threads cut the tensor it gets, and how many
+    # groups arrive together depends on residency. A GPU computes each element alike, and a launch per group costs.
+    if up.is_cuda:
+        act = _cut(shape.activate(up), groups)
+    else:
+        act = [(shape.activate(rows), slot) for rows, slot in _cut(up, groups)]
     down = _products(act, parts, "down_proj", shape)
     if pairs == list(range(out.shape[0])):
         out.copy_(down)

@@ -70,7 +70,7 @@ def _run(
 ) -> torch.Tensor:
     hidden, ids, weights = routed
     groups = group_rows(ids)
-    pairs = torch.full((len(ids) * TOP_K, HIDDEN), float("nan"))
+    pairs = torch.full((len(ids) * TOP_K, HIDDEN), float("nan"), dtype=hidden.dtype, device=hidden.device)
     for batch in batches:
         run_experts(hidden, TOP_K, [(groups[e], e) for e in batch], parts, shape, pairs)
     return combine(pairs, weights, torch.float32)
@@ -173,3 +173,18 @@ def test_many_rows_have_the_same_bits_whatever_arrives_together(num_threads: int
             assert torch.equal(_run(routed, shape, parts, [experts[:cut], experts[cut:]]), whole)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 3, 1500])
+def test_rows_on_a_gpu_have_the_same_bits_whatever_arrives_together(num_rows: int, dtype: torch.dtype) -> None:
+    """Contract 2.9: on a GPU the groups that are there are activated together; that must not show."""
+    shape, parts = _case()
+    parts = {name: part.to("cuda", dtype) for name, part in parts.items()}
+    hidden, ids, weights = _routing(seed=3, num_rows=num_rows)
+    routed = hidden.to("cuda", dtype), ids, weights.to("cuda")
+    experts = list(group_rows(ids))
+    whole = _run(routed, shape, parts, [experts])
+    for cut in range(1, len(experts)):
+        assert torch.equal(_run(routed, shape, parts, [experts[:cut], experts[cut:]]), whole)
