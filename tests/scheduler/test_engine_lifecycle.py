@@ -81,15 +81,10 @@ async def test_a_timeout_around_a_generation_releases_everything() -> None:
         nothing_is_held(engine)
 
 
-async def test_closing_in_the_middle_of_a_step_ends_the_step_once_and_the_request_with_an_error() -> None:
-    """Contract 1.4: shutdown in the middle of a step ends it once, and who waits for tokens learns of it."""
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hook(layer: int, experts: list[list[int]]) -> None:
-        entered.set()
-        go_on.wait(10)
-
-    engine = await expertstream.open(TINY, **quiet(slots="50%"), routing=hook)
+async def closed_while_a_step_waits(
+    engine: expertstream.Engine, entered: threading.Event, go_on: threading.Event
+) -> None:
+    """Close an engine while a hook keeps its step; whoever waits for tokens is told so."""
     task = asyncio.create_task(tokens_of(engine))
     while not entered.is_set():
         await asyncio.sleep(0.001)
@@ -99,6 +94,18 @@ async def test_closing_in_the_middle_of_a_step_ends_the_step_once_and_the_reques
     await closing
     with pytest.raises(EngineClosedError):
         await task
+
+
+async def test_closing_in_the_middle_of_a_step_ends_the_step_once_and_the_request_with_an_error() -> None:
+    """Contract 1.4: shutdown in the middle of a step ends it once, and who waits for tokens learns of it."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hook(layer: int, experts: list[list[int]]) -> None:
+        entered.set()
+        go_on.wait(10)
+
+    engine = await expertstream.open(TINY, **quiet(slots="50%"), routing=hook)
+    await closed_while_a_step_waits(engine, entered, go_on)
     statistics = engine.statistics()
     assert (statistics.steps, statistics.steps_failed) == (1, 1)
     assert statistics.violations() == []
@@ -116,15 +123,7 @@ async def test_closing_in_the_last_layer_of_a_step_lets_the_step_end_and_cuts_th
         layers.append(layer)
 
     engine = await expertstream.open(TINY, **quiet(slots="50%"), routing=hook)
-    task = asyncio.create_task(tokens_of(engine))
-    while not entered.is_set():
-        await asyncio.sleep(0.001)
-    closing = asyncio.create_task(engine.aclose())
-    await asyncio.sleep(0.01)
-    go_on.set()
-    await closing
-    with pytest.raises(EngineClosedError):
-        await task
+    await closed_while_a_step_waits(engine, entered, go_on)
     statistics = engine.statistics()
     assert (statistics.steps, statistics.steps_failed) == (2, 0)
     assert statistics.violations() == []
