@@ -35,7 +35,8 @@ HALF_BOUND = 5e-2
 HALF_AGREEMENT = 0.9
 """Least share of positions within `HALF_BOUND`, and with the same most likely token, in bfloat16 and float16.
 
-Not all: where two experts are nearly as likely, another attention kernel's rounding can let the router choose the other.
+Not all: where two experts are nearly as likely, another attention kernel's rounding can make the router choose the
+other.
 """
 
 
